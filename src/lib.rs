@@ -1,0 +1,8 @@
+//! A strict FIFO, fenced, self-renewing distributed lock on Redis for threads.
+
+mod engine;
+mod error;
+mod fence;
+
+pub use crate::error::Error;
+pub use crate::fence::Fence;
