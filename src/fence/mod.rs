@@ -79,7 +79,10 @@ impl FromStr for Fence {
 
     fn from_str(text: &str) -> Result<Fence, Error> {
         text.parse().ok().and_then(Fence::new).ok_or_else(|| {
-            Error::Config(format!("`{text}` is not a fence: a whole number from 1 to {} is allowed", Fence::MAX))
+            Error::Config(format!(
+                "`{text}` is not a fence: a whole number from 1 to {} is allowed",
+                Fence::MAX
+            ))
         })
     }
 }
@@ -89,7 +92,10 @@ impl TryFrom<u64> for Fence {
 
     fn try_from(number: u64) -> Result<Fence, Error> {
         Fence::new(number).ok_or_else(|| {
-            Error::Config(format!("{number} is not a fence: a whole number from 1 to {} is allowed", Fence::MAX))
+            Error::Config(format!(
+                "{number} is not a fence: a whole number from 1 to {} is allowed",
+                Fence::MAX
+            ))
         })
     }
 }

@@ -1,0 +1,230 @@
+//! Connections that cannot hang, and the manager that pools them.
+//!
+//! Invariant: every connection has a connect, a read and a write timeout from its first byte to its last, and one
+//! that failed in any way is never pooled again: after a timed-out BLPOP it would still eat the next ring, and after
+//! a half-written command it would answer the wrong question.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use log::{debug, warn};
+use parking_lot::Mutex;
+use redis::{Client, Cmd, Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
+
+use super::scripts::{COUNT, SCRIPTS};
+use crate::clock::{self, Moment};
+
+/// What all connections of one client share.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    /// Where to connect and as whom; its `Debug` hides the password.
+    client: Client,
+    /// Bound on connecting.
+    connect_timeout: Duration,
+    /// Bound on reading or writing one command.
+    pub(super) call_timeout: Duration,
+    /// Rises whenever a connection is found dead, so that its contemporaries are not tried one after the other.
+    generation: AtomicU64,
+    /// The newest reason why no connection could be made; r2d2 keeps only its text.
+    last_error: Mutex<Option<(Moment, RedisError)>>,
+    /// Whether the eviction policy has been looked at.
+    looked: AtomicBool,
+}
+
+impl Endpoint {
+    pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Endpoint {
+        Endpoint {
+            client,
+            connect_timeout,
+            call_timeout,
+            generation: AtomicU64::new(0),
+            last_error: Mutex::new(None),
+            looked: AtomicBool::new(false),
+        }
+    }
+
+    /// Why connecting failed, if it did since `start`.
+    pub(super) fn error_since(&self, start: Moment) -> Option<RedisError> {
+        self.last_error.lock().as_ref().filter(|(at, _)| *at >= start).map(|(_, error)| error.clone())
+    }
+
+    /// Opens a connection; `scripts` says whether it will run them.
+    fn open(&self, scripts: bool) -> RedisResult<Link> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let conn = self.client.get_connection_with_timeout(self.connect_timeout)?;
+        conn.set_read_timeout(Some(self.call_timeout))?;
+        conn.set_write_timeout(Some(self.call_timeout))?;
+        let mut link = Link {
+            conn,
+            digests: Default::default(),
+            generation,
+            broken: false,
+            in_flight: false,
+            read_timeout: self.call_timeout,
+            cmd: Cmd::new(),
+        };
+        if scripts {
+            self.prepare(&mut link)?;
+        }
+        Ok(link)
+    }
+
+    /// Loads the scripts, and looks at the eviction policy once per client, all in one round trip.
+    fn prepare(&self, link: &mut Link) -> RedisResult<()> {
+        let look = !self.looked.load(Ordering::Relaxed);
+        let mut pipe = redis::pipe();
+        for script in &SCRIPTS {
+            pipe.cmd("SCRIPT").arg("LOAD").arg(script.source);
+        }
+        if look {
+            pipe.cmd("INFO").arg("memory");
+        }
+        // A server that does not let us read its settings, or load scripts ahead, still runs them.
+        pipe.ignore_errors();
+        let replies: Vec<RedisResult<Value>> = pipe.query(&mut link.conn)?;
+        let mut replies = replies.into_iter();
+        for (digest, reply) in link.digests.iter_mut().zip(replies.by_ref().take(COUNT)) {
+            *digest = reply.and_then(|value| Ok(String::from_redis_value(value)?)).unwrap_or_default();
+        }
+        if look && !self.looked.swap(true, Ordering::Relaxed) {
+            match replies.next() {
+                Some(Ok(info)) => warn_of_eviction(&String::from_redis_value(info).unwrap_or_default()),
+                other => debug!("the server's eviction policy is not known: {other:?}"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says once that the server may throw away held locks: they carry no TTL, so only `allkeys-*` can.
+fn warn_of_eviction(info: &str) {
+    let policy = info.lines().find_map(|line| line.trim().strip_prefix("maxmemory_policy:"));
+    if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
+        warn!(
+            "the server's maxmemory-policy is {policy}: under memory pressure it can evict a held lock or its \
+             queue; set noeviction or a volatile policy, or give locks a server of their own"
+        );
+    }
+}
+
+/// One connection.
+pub(super) struct Link {
+    conn: Connection,
+    /// SHA-1 of each script as the server gave it; empty if it would not load one.
+    digests: [String; COUNT],
+    /// The endpoint's generation when this was opened.
+    generation: u64,
+    /// Set by the first failure.
+    broken: bool,
+    /// Set while an answer is due: a panic in between would leave it to the next user.
+    in_flight: bool,
+    /// The read timeout the socket has now.
+    read_timeout: Duration,
+    /// The command buffer, used again for each call.
+    cmd: Cmd,
+}
+
+impl Link {
+    /// Runs script `index` with whatever `encode` appends, and reads its answer within `timeout`.
+    pub(super) fn run(
+        &mut self,
+        endpoint: &Endpoint,
+        index: usize,
+        timeout: Duration,
+        encode: impl Fn(&mut Cmd),
+    ) -> RedisResult<Value> {
+        let mut cmd = std::mem::take(&mut self.cmd);
+        cmd.clear();
+        cmd.arg("EVALSHA").arg(&*self.digests[index]);
+        encode(&mut cmd);
+        let mut result = self.ask(endpoint, &cmd, timeout);
+        let unknown =
+            |error: &RedisError| error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript);
+        if result.as_ref().is_err_and(unknown) {
+            // Flushed, restarted or failed over. EVAL runs the script and loads it again, in one step.
+            cmd.clear();
+            cmd.arg("EVAL").arg(SCRIPTS[index].source);
+            encode(&mut cmd);
+            result = self.ask(endpoint, &cmd, timeout);
+        }
+        self.cmd = cmd;
+        result
+    }
+
+    /// Sends one command and reads its answer within `timeout`, which is also a bound on sending it.
+    pub(super) fn ask(&mut self, endpoint: &Endpoint, cmd: &Cmd, timeout: Duration) -> RedisResult<Value> {
+        // A socket takes no zero timeout, and would take it for none at all.
+        let timeout = timeout.max(Duration::from_millis(1));
+        self.in_flight = true;
+        let result = self.set_read_timeout(timeout).and_then(|()| self.conn.req_command(cmd));
+        self.in_flight = false;
+        if let Err(error) = &result {
+            self.judge(endpoint, error);
+        }
+        // A server error inside a reply is an error here, whichever way the crate hands it over.
+        result.and_then(|value| value.extract_error())
+    }
+
+    fn set_read_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
+        if self.read_timeout != timeout {
+            self.conn.set_read_timeout(Some(timeout))?;
+            self.read_timeout = timeout;
+        }
+        Ok(())
+    }
+
+    /// Marks the connection as broken unless the server just said no.
+    fn judge(&mut self, endpoint: &Endpoint, error: &RedisError) {
+        use redis::ErrorKind::{Extension, Io, Parse, Server};
+        use redis::ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
+        match error.kind() {
+            // A demoted primary answers READONLY on every pooled connection; drop them all.
+            Server(ReadOnly | BusyLoading | MasterDown | ClusterDown) => {
+                self.broken = true;
+                endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
+            }
+            Io | Parse => {
+                self.broken = true;
+                // A timeout says nothing about the other connections; a closed one says that they are closed too.
+                if !error.is_timeout() {
+                    endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
+                }
+            }
+            Server(_) => {}
+            Extension if error.code() != Some("UNBLOCKED") => {}
+            _ => self.broken = true,
+        }
+    }
+}
+
+/// Opens pooled connections.
+#[derive(Debug)]
+pub(super) struct Manager {
+    pub(super) endpoint: Arc<Endpoint>,
+    /// Whether these connections run scripts.
+    pub(super) scripts: bool,
+}
+
+impl r2d2::ManageConnection for Manager {
+    type Connection = Link;
+    type Error = RedisError;
+
+    fn connect(&self) -> Result<Link, RedisError> {
+        self.endpoint.open(self.scripts).inspect_err(|error| {
+            *self.endpoint.last_error.lock() = Some((clock::now(), error.clone()));
+        })
+    }
+
+    /// Looks at what is known without asking the server: no PING per checkout.
+    fn is_valid(&self, link: &mut Link) -> Result<(), RedisError> {
+        if link.generation < self.endpoint.generation.load(Ordering::Acquire) {
+            return Err(RedisError::from((redis::ErrorKind::Io, "others of its age were found dead")));
+        }
+        Ok(())
+    }
+
+    fn has_broken(&self, link: &mut Link) -> bool {
+        link.broken || link.in_flight
+    }
+}

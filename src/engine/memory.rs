@@ -1,0 +1,143 @@
+//! The engine inside this process: the state machine behind a mutex, its bells behind a condition variable.
+//!
+//! Invariant: exactly one thread at a time runs a transition, as on a server; nothing outlives the process.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Bell, Engine, Failure, Heard};
+use crate::clock::{self, Moment};
+use crate::keys::LockKeys;
+use crate::protocol::{Command, Reply, State, Terms, apply};
+
+/// After this many calls, locks of which no key is left are forgotten.
+const SWEEP_EVERY: u32 = 1024;
+
+/// A server inside this process, for tests and for programs that do not need more than one process.
+///
+/// Clients made of clones of one `MemoryServer` share its locks, as processes share a Redis. Nothing survives the
+/// process.
+///
+/// # Examples
+///
+/// ```
+/// use redis_fifo_lock::{LockClient, MemoryServer};
+///
+/// let server = MemoryServer::new();
+/// let (a, b) = (LockClient::options().memory(&server).build()?, LockClient::options().memory(&server).build()?);
+/// let held = a.fifo_lock("invoices")?.lock()?;
+/// assert!(b.fifo_lock("invoices")?.try_lock()?.is_none());
+/// held.unlock()?;
+/// assert!(b.fifo_lock("invoices")?.try_lock()?.is_some());
+/// # Ok::<(), redis_fifo_lock::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct MemoryServer {
+    inner: Arc<Inner>,
+}
+
+/// What the clones share.
+#[derive(Default)]
+struct Inner {
+    locks: Mutex<Locks>,
+    /// Notified when a bell was rung.
+    rung: Condvar,
+}
+
+/// All locks of the server.
+#[derive(Default)]
+struct Locks {
+    /// By the key of the record.
+    states: HashMap<Box<str>, State>,
+    /// Calls since the last sweep.
+    calls: u32,
+    /// The newest time given out, microseconds: a server's clock that is stepped back is not what memory is for.
+    newest_us: u64,
+}
+
+impl Locks {
+    fn now(&mut self) -> u64 {
+        self.newest_us = self.newest_us.max(clock::unix_us());
+        self.newest_us
+    }
+
+    /// Forgets locks of which no key is left.
+    fn sweep(&mut self, now_us: u64) {
+        self.calls += 1;
+        if self.calls >= SWEEP_EVERY {
+            self.calls = 0;
+            self.states.retain(|_, state| {
+                state.expire(now_us);
+                !state.is_empty()
+            });
+        }
+    }
+}
+
+impl MemoryServer {
+    /// Starts a server of its own.
+    #[must_use]
+    pub fn new() -> MemoryServer {
+        MemoryServer::default()
+    }
+}
+
+impl fmt::Debug for MemoryServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryServer").field("locks", &self.inner.locks.lock().states.len()).finish()
+    }
+}
+
+impl Engine for MemoryServer {
+    fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, _by: Moment) -> Result<Reply, Failure> {
+        let mut locks = self.inner.locks.lock();
+        let now_us = locks.now();
+        locks.sweep(now_us);
+        let state = locks.states.entry(keys.lock.clone()).or_default();
+        let reply = apply(state, now_us, terms, command);
+        let rung = !state.bells.is_empty();
+        drop(locks);
+        if rung {
+            self.inner.rung.notify_all();
+        }
+        Ok(reply)
+    }
+
+    fn bell(&self, keys: &LockKeys, _by: Moment) -> Result<Box<dyn Bell>, Failure> {
+        let client = keys.bell.rsplit(':').next().unwrap_or_default();
+        Ok(Box::new(MemoryBell { server: self.clone(), lock: keys.lock.clone(), client: client.into() }))
+    }
+}
+
+/// A bell on a memory server.
+struct MemoryBell {
+    server: MemoryServer,
+    /// The key of the record.
+    lock: Box<str>,
+    /// Whose bell it is.
+    client: Box<str>,
+}
+
+impl Bell for MemoryBell {
+    fn listen(&mut self, wait: Duration) -> Result<Heard, Failure> {
+        let until = clock::now().after(wait);
+        let mut locks = self.server.inner.locks.lock();
+        loop {
+            let now_us = locks.now();
+            if let Some(ring) =
+                locks.states.get_mut(&self.lock).and_then(|state| state.pop_bell(&self.client, now_us))
+            {
+                return Ok(Heard::Ring(ring));
+            }
+            let left = until.left();
+            if left.is_zero() {
+                return Ok(Heard::Nothing);
+            }
+            self.server.inner.rung.wait_for(&mut locks, left);
+        }
+    }
+}

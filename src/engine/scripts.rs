@@ -1,0 +1,70 @@
+//! The Lua scripts, one per transition.
+
+use crate::protocol::Command;
+
+/// One script: its index is its place in the list of digests a connection keeps.
+pub(super) struct Script {
+    /// Lua.
+    pub(super) source: &'static str,
+}
+
+/// The number of scripts.
+pub(super) const COUNT: usize = 6;
+
+/// All scripts, in the order of [`index`].
+pub(super) static SCRIPTS: [Script; COUNT] = [
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/grant.lua"),
+            include_str!("../../scripts/lib/displace.lua"),
+            include_str!("../../scripts/acquire.lua"),
+        ),
+    },
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/renew.lua")
+        ),
+    },
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/grant.lua"),
+            include_str!("../../scripts/release.lua"),
+        ),
+    },
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/grant.lua"),
+            include_str!("../../scripts/abandon.lua"),
+        ),
+    },
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/inspect.lua")
+        ),
+    },
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/grant.lua"),
+            include_str!("../../scripts/lib/displace.lua"),
+            include_str!("../../scripts/evict.lua"),
+        ),
+    },
+];
+
+/// The script that runs `command`.
+pub(super) fn index(command: &Command) -> usize {
+    match command {
+        Command::Acquire { .. } => 0,
+        Command::Renew { .. } => 1,
+        Command::Release { .. } => 2,
+        Command::Abandon { .. } => 3,
+        Command::Inspect { .. } => 4,
+        Command::Evict { .. } => 5,
+    }
+}
