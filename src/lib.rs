@@ -3,6 +3,8 @@
 mod engine;
 mod error;
 mod fence;
+#[cfg(feature = "idempotency")]
+pub mod idempotency;
 
 pub use crate::error::Error;
 pub use crate::fence::Fence;
