@@ -9,6 +9,8 @@ mod fence;
 mod fifo_lock;
 mod guard;
 mod holding;
+#[cfg(feature = "idempotency")]
+pub mod idempotency;
 mod keys;
 mod lease;
 #[doc(hidden)]
