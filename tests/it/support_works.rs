@@ -8,6 +8,7 @@ use redis::{Commands, Connection, RedisResult, cmd};
 use crate::support::child::Child;
 use crate::support::log_capture::LogCapture;
 use crate::support::overlap::{Entry, Journal, Section};
+use crate::support::postgres::Postgres;
 use crate::support::proxy::{Proxy, Swallow};
 use crate::support::resp::frame_len;
 use crate::support::server::{Server, connect, is_interrupted};
@@ -568,4 +569,14 @@ fn log_records_of_any_thread_are_found() {
     assert_eq!((records[0].level, records[0].target.as_str()), (log::Level::Warn, "elsewhere"));
     assert_eq!(records[0].message, "lock `log-capture-test` is late");
     log::logger().flush();
+}
+
+#[test]
+fn postgres_gives_every_test_its_own_database() {
+    let server = Postgres::shared();
+    let (one, other) = (server.database(), server.database());
+    assert_eq!(server.psql(&one, "select 1").as_deref(), Ok("1"));
+    server.psql(&one, "create table t (n int)").expect("a table");
+    assert!(server.psql(&one, "select * from t").is_ok());
+    assert!(server.psql(&other, "select * from t").is_err_and(|error| error.contains("does not exist")));
 }

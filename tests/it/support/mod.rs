@@ -5,6 +5,7 @@ pub(crate) mod log_capture;
 pub(crate) mod monitor;
 pub(crate) mod overlap;
 pub(crate) mod port;
+pub(crate) mod postgres;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod reaper;
