@@ -1,5 +1,9 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod crashes;
+mod exclusion;
+mod faults;
 mod idempotency_keys;
+mod residue;
 mod support;
 mod support_works;
