@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis_fifo_lock::sql::postgres::postgres::error::SqlState;
 use redis_fifo_lock::sql::postgres::postgres::types::ToSql;
@@ -14,18 +14,16 @@ use redis_fifo_lock::sql::postgres::{FencedTable, guard};
 use redis_fifo_lock::sql::{CREATE_GUARD_TABLE, Fenced};
 use redis_fifo_lock::{Error, Fence};
 
+use crate::support::eventually;
+use crate::support::postgres::Postgres;
+
 const ONE: Fenced = Fenced::Applied { rows: 1 };
 /// How long another session may take to get where a test wants it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A connection string for an empty database of its own.
 fn database() -> String {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let server = std::env::var("FIFO_TEST_POSTGRES").expect("FIFO_TEST_POSTGRES names a server to test on");
-    let name = format!("fifo_{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let mut client = Client::connect(&format!("{server} dbname=postgres"), NoTls).expect("a server");
-    client.batch_execute(&format!("CREATE DATABASE {name}")).expect("a database");
-    format!("{server} dbname={name}")
+    Postgres::shared().database()
 }
 
 fn connect(database: &str) -> Client {
@@ -296,12 +294,10 @@ fn rows_held_back_by_a_trigger_are_an_error_and_not_missing() {
 /// Waits until some session of this database waits for a lock.
 fn eventually_someone_waits(database: &str) {
     let mut client = connect(database);
-    let began = Instant::now();
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    while client.query_one(waiting, &[]).expect("activity").get::<_, i64>(0) == 0 {
-        assert!(began.elapsed() < PATIENCE, "nobody waits");
-        thread::yield_now();
-    }
+    eventually(PATIENCE, "the late writer waits for a lock", || {
+        client.query_one(waiting, &[]).expect("activity").get::<_, i64>(0) > 0
+    });
 }
 
 /// Runs `late` while another session has done `first` and not committed yet; then that session ends with `finish`.

@@ -2,7 +2,7 @@
 #![cfg(feature = "sqlite")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -340,7 +340,8 @@ fn a_guard_table_that_cannot_hold_every_fence_is_refused() {
 
 #[test]
 fn a_busy_database_is_worth_another_try_and_a_broken_statement_is_not() {
-    let (path, _cleanup) = file("busy");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("jobs.db");
     let writer = open(&path);
     writer.execute_batch("CREATE TABLE jobs (id INTEGER PRIMARY KEY, fence_token BIGINT)").expect("schema");
     let late = open(&path);
@@ -355,22 +356,7 @@ fn a_busy_database_is_worth_another_try_and_a_broken_statement_is_not() {
     assert!(!broken.is_retryable() && broken.to_string().contains("ghost"), "{broken}");
 }
 
-/// A path for a database file, deleted with the second value.
-fn file(name: &str) -> (PathBuf, impl Drop) {
-    struct Cleanup(PathBuf);
-    impl Drop for Cleanup {
-        fn drop(&mut self) {
-            for tail in ["", "-wal", "-shm"] {
-                let _ = std::fs::remove_file(format!("{}{tail}", self.0.display()));
-            }
-        }
-    }
-    let path = std::env::temp_dir().join(format!("fifo-{name}-{}.db", std::process::id()));
-    drop(Cleanup(path.clone()));
-    (path.clone(), Cleanup(path))
-}
-
-fn open(path: &PathBuf) -> Connection {
+fn open(path: &Path) -> Connection {
     let conn = Connection::open(path).expect("a file");
     conn.busy_timeout(Duration::from_secs(60)).expect("busy timeout");
     conn.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF").expect("pragmas");
@@ -391,7 +377,8 @@ fn pause(seed: &mut u64) {
 fn no_accepted_write_is_older_than_one_accepted_before_it() {
     const WRITERS: u64 = 6;
     const WRITES: u64 = 600;
-    let (path, _cleanup) = file("race");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("jobs.db");
     let conn = open(&path);
     conn.execute_batch(CREATE_GUARD_TABLE).expect("guard table");
     conn.execute_batch(
