@@ -62,6 +62,8 @@ mod lease;
 pub mod protocol;
 mod renewal;
 mod settings;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod sql;
 mod status;
 mod ticket;
 mod waiting;

@@ -5,5 +5,7 @@ mod exclusion;
 mod faults;
 mod idempotency_keys;
 mod residue;
+mod sql_postgres;
+mod sql_sqlite;
 mod support;
 mod support_works;
