@@ -1,0 +1,4 @@
+//! The integration tests: one binary, one module per behaviour.
+
+mod support;
+mod support_works;
