@@ -1,4 +1,5 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod differential;
 mod support;
 mod support_works;
