@@ -1,5 +1,6 @@
 //! The integration tests: one binary, one module per behaviour.
 
 mod differential;
+mod foreign_values;
 mod support;
 mod support_works;
