@@ -1,8 +1,10 @@
 //! The integration tests: one binary, one module per behaviour.
 
 mod crashes;
+mod differential;
 mod exclusion;
 mod faults;
+mod foreign_values;
 mod idempotency_keys;
 mod residue;
 mod sql_postgres;
