@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use redis::{Client, Cmd, Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
 
 use super::scripts::{COUNT, SCRIPTS};
-use crate::clock::{self, Moment};
 
 /// What all connections of one client share.
 #[derive(Debug)]
@@ -26,8 +25,8 @@ pub(super) struct Endpoint {
     pub(super) call_timeout: Duration,
     /// Rises whenever a connection is found dead, so that its contemporaries are not tried one after the other.
     generation: AtomicU64,
-    /// The newest reason why no connection could be made; r2d2 keeps only its text.
-    last_error: Mutex<Option<(Moment, RedisError)>>,
+    /// Why the newest attempt to connect failed, if it did; r2d2 keeps only its text.
+    last_error: Mutex<Option<RedisError>>,
     /// Whether the eviction policy has been looked at.
     looked: AtomicBool,
 }
@@ -44,9 +43,10 @@ impl Endpoint {
         }
     }
 
-    /// Why connecting failed, if it did since `start`.
-    pub(super) fn error_since(&self, start: Moment) -> Option<RedisError> {
-        self.last_error.lock().as_ref().filter(|(at, _)| *at >= start).map(|(_, error)| error.clone())
+    /// Why there is no connection: the newest attempt failed, or has not come to an end.
+    pub(super) fn unreachable(&self) -> RedisError {
+        let slow = || std::io::Error::new(std::io::ErrorKind::TimedOut, "no connection came about in time");
+        self.last_error.lock().clone().unwrap_or_else(|| slow().into())
     }
 
     /// Opens a connection; `scripts` says whether it will run them.
@@ -212,9 +212,9 @@ impl r2d2::ManageConnection for Manager {
     type Error = RedisError;
 
     fn connect(&self) -> Result<Link, RedisError> {
-        self.endpoint.open(self.scripts).inspect_err(|error| {
-            *self.endpoint.last_error.lock() = Some((clock::now(), error.clone()));
-        })
+        let opened = self.endpoint.open(self.scripts);
+        *self.endpoint.last_error.lock() = opened.as_ref().err().cloned();
+        opened
     }
 
     /// Looks at what is known without asking the server: no PING per checkout.
