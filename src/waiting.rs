@@ -49,6 +49,8 @@ const POLL_SHORT: Duration = Duration::from_millis(5);
 const POLL_DEAF: Duration = Duration::from_millis(200);
 /// How long a caller whose deadline has passed waits for its ticket to be withdrawn; then it is done in the background.
 const WITHDRAW_NOW: Duration = Duration::from_millis(100);
+/// An outage counts at a deadline once it has lasted this long; a call that the deadline itself cut short proves nothing.
+const UNREACHABLE: Duration = Duration::from_millis(100);
 /// The longest pause between attempts in an outage.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -88,8 +90,8 @@ struct State {
     poller: Option<(u64, TicketId)>,
     /// When to poll next.
     next_poll: Moment,
-    /// Since when no call has come through, while that is so.
-    outage: Option<(Moment, Backoff)>,
+    /// Set while no call comes through.
+    outage: Option<Outage>,
     /// Whether a listener runs.
     listening: bool,
     /// Whether the listener has no connection.
@@ -123,6 +125,16 @@ struct Seat {
     error: Option<Error>,
     /// Its ticket has to be queued again at its old position.
     reenter: bool,
+}
+
+/// A time in which no call comes through.
+struct Outage {
+    /// When the first call that failed was sent.
+    since: Moment,
+    /// When to try again.
+    backoff: Backoff,
+    /// Why the newest call failed.
+    error: Error,
 }
 
 /// What hearing of a grant asks for.
@@ -479,7 +491,11 @@ impl Attempt {
                 return Err(error);
             }
             if now >= deadline {
-                return Ok(());
+                // Whether the turn came by now is not known then, so it must not be told as "it did not".
+                return match &state.outage {
+                    Some(outage) if now.since(outage.since) >= UNREACHABLE => Err(outage.error.clone()),
+                    _ => Ok(()),
+                };
             }
             let mut wake_at = deadline;
             if state.poller.get_or_insert_with(|| key.clone()) == key {
@@ -692,7 +708,7 @@ impl Room {
                 None
             }
             Err(failure) => {
-                self.suffer(&mut state, key, failure);
+                self.suffer(&mut state, key, sent, failure);
                 None
             }
         };
@@ -700,8 +716,8 @@ impl Room {
         self.run(settings, errand);
     }
 
-    /// Takes note of a poll that failed: when to try again, and who has no patience left.
-    fn suffer(&self, state: &mut State, key: &(u64, TicketId), failure: Failure) {
+    /// Takes note of a poll that was sent at `sent` and failed: when to try again, and who has no patience left.
+    fn suffer(&self, state: &mut State, key: &(u64, TicketId), sent: Moment, failure: Failure) {
         let now = clock::now();
         if !failure.retry && !matches!(failure.error, Error::OutOfMemory { .. }) {
             if let Some(seat) = state.waiting.get_mut(key) {
@@ -711,9 +727,14 @@ impl Room {
             state.next_poll = now;
             return;
         }
-        let (since, backoff) = state.outage.get_or_insert_with(|| (now, Backoff::new(RETRY)));
-        let since = *since;
-        state.next_poll = now.after(backoff.pause());
+        let outage = state.outage.get_or_insert_with(|| Outage {
+            since: sent,
+            backoff: Backoff::new(RETRY),
+            error: failure.error.clone(),
+        });
+        outage.error = failure.error.clone();
+        let since = outage.since;
+        state.next_poll = now.after(outage.backoff.pause());
         debug!("`{}`: {}; waiting goes on", self.keys.name, failure.error);
         for seat in state.waiting.values_mut() {
             if now.since(since) >= seat.settings.patience {
