@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use redis::{Client, Cmd, Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
 
 use super::scripts::{COUNT, SCRIPTS};
+use super::wire;
 
 /// What all connections of one client share.
 #[derive(Debug)]
@@ -159,11 +160,12 @@ impl Link {
         self.in_flight = true;
         let result = self.set_read_timeout(timeout).and_then(|()| self.conn.req_command(cmd));
         self.in_flight = false;
+        // The crate hands an error reply over as a value; it has to be judged like any other error.
+        let result = result.and_then(|value| value.extract_error());
         if let Err(error) = &result {
             self.judge(endpoint, error);
         }
-        // A server error inside a reply is an error here, whichever way the crate hands it over.
-        result.and_then(|value| value.extract_error())
+        result
     }
 
     fn set_read_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
@@ -177,25 +179,29 @@ impl Link {
     /// Marks the connection as broken unless the server just said no.
     fn judge(&mut self, endpoint: &Endpoint, error: &RedisError) {
         use redis::ErrorKind::{Extension, Io, Parse, Server};
-        use redis::ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
+        use redis::ServerErrorKind::{BusyLoading, ClusterDown, MasterDown};
         match error.kind() {
             // A demoted primary answers READONLY on every pooled connection; drop them all.
-            Server(ReadOnly | BusyLoading | MasterDown | ClusterDown) => {
-                self.broken = true;
-                endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
-            }
+            Server(BusyLoading | MasterDown | ClusterDown) => self.outdate(endpoint),
+            Server(_) if wire::says(error, "READONLY") => self.outdate(endpoint),
             Io | Parse => {
-                self.broken = true;
                 // A timeout or a signal says nothing about the other connections; a closed one says that they are
                 // closed too.
                 if error.is_connection_dropped() {
-                    endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
+                    self.outdate(endpoint);
                 }
+                self.broken = true;
             }
             Server(_) => {}
             Extension if error.code() != Some("UNBLOCKED") => {}
             _ => self.broken = true,
         }
+    }
+
+    /// Has this connection and all of its age dropped.
+    fn outdate(&mut self, endpoint: &Endpoint) {
+        self.broken = true;
+        endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
     }
 }
 
