@@ -14,6 +14,10 @@ use redis::{Client, Cmd, Connection, ConnectionLike, FromRedisValue, RedisError,
 
 use super::scripts::{COUNT, SCRIPTS};
 use super::wire;
+use crate::clock::{self, Moment};
+
+/// A call that was given less time than this and timed out may have met an ordinary hiccup.
+const SILENCE: Duration = Duration::from_millis(100);
 
 /// What all connections of one client share.
 #[derive(Debug)]
@@ -26,6 +30,10 @@ pub(super) struct Endpoint {
     pub(super) call_timeout: Duration,
     /// Rises whenever a connection is found dead, so that its contemporaries are not tried one after the other.
     generation: AtomicU64,
+    /// When the newest call was sent that timed out, in nanoseconds of [`Moment`]. A network that dropped one
+    /// connection without a word has dropped others, and a lease has no time to try them one after the other: only
+    /// those that have answered since are trusted.
+    silent: AtomicU64,
     /// Why the newest attempt to connect failed, if it did; r2d2 keeps only its text.
     last_error: Mutex<Option<RedisError>>,
     /// Whether the eviction policy has been looked at.
@@ -39,6 +47,7 @@ impl Endpoint {
             connect_timeout,
             call_timeout,
             generation: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
             last_error: Mutex::new(None),
             looked: AtomicBool::new(false),
         }
@@ -60,6 +69,7 @@ impl Endpoint {
             conn,
             digests: Default::default(),
             generation,
+            answered: clock::now(),
             broken: false,
             in_flight: false,
             read_timeout: self.call_timeout,
@@ -116,6 +126,8 @@ pub(super) struct Link {
     digests: [String; COUNT],
     /// The endpoint's generation when this was opened.
     generation: u64,
+    /// When it last answered.
+    answered: Moment,
     /// Set by the first failure.
     broken: bool,
     /// Set while an answer is due: a panic in between would leave it to the next user.
@@ -157,6 +169,7 @@ impl Link {
     pub(super) fn ask(&mut self, endpoint: &Endpoint, cmd: &Cmd, timeout: Duration) -> RedisResult<Value> {
         // A socket takes no zero timeout, and would take it for none at all.
         let timeout = timeout.max(Duration::from_millis(1));
+        let sent = clock::now();
         self.in_flight = true;
         let result = self.set_read_timeout(timeout).and_then(|()| self.conn.req_command(cmd));
         self.in_flight = false;
@@ -164,6 +177,12 @@ impl Link {
         let result = result.and_then(|value| value.extract_error());
         if let Err(error) = &result {
             self.judge(endpoint, error);
+            if error.is_timeout() && timeout >= SILENCE {
+                endpoint.silent.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+            }
+        }
+        if !self.broken {
+            self.answered = clock::now();
         }
         result
     }
@@ -185,8 +204,7 @@ impl Link {
             Server(BusyLoading | MasterDown | ClusterDown) => self.outdate(endpoint),
             Server(_) if wire::says(error, "READONLY") => self.outdate(endpoint),
             Io | Parse => {
-                // A timeout or a signal says nothing about the other connections; a closed one says that they are
-                // closed too.
+                // A signal says nothing about the other connections; a closed one says that they are closed too.
                 if error.is_connection_dropped() {
                     self.outdate(endpoint);
                 }
@@ -225,7 +243,8 @@ impl r2d2::ManageConnection for Manager {
 
     /// Looks at what is known without asking the server: no PING per checkout.
     fn is_valid(&self, link: &mut Link) -> Result<(), RedisError> {
-        if link.generation < self.endpoint.generation.load(Ordering::Acquire) {
+        let silent = Moment::from_nanos(self.endpoint.silent.load(Ordering::Acquire));
+        if link.generation < self.endpoint.generation.load(Ordering::Acquire) || link.answered < silent {
             return Err(RedisError::from((redis::ErrorKind::Io, "others of its age were found dead")));
         }
         Ok(())
