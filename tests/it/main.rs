@@ -1,5 +1,6 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod cases_connections;
 mod cases_deadlines;
 mod cases_resources;
 mod crashes;
