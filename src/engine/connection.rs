@@ -96,6 +96,12 @@ impl Endpoint {
         let replies: Vec<RedisResult<Value>> = pipe.query(&mut link.conn)?;
         let mut replies = replies.into_iter();
         for (digest, reply) in link.digests.iter_mut().zip(replies.by_ref().take(COUNT)) {
+            if let Err(error) = &reply
+                && error.code() == Some("NOAUTH")
+            {
+                // Said here, because the next call would only hear that it has too many words for a stranger.
+                return Err(error.clone());
+            }
             *digest = reply.and_then(|value| Ok(String::from_redis_value(value)?)).unwrap_or_default();
         }
         if look && !self.looked.swap(true, Ordering::Relaxed) {
