@@ -380,6 +380,7 @@ impl Attempt {
         let start = clock::now();
         let last = deadline.min(start.after(self.settings.patience.max(self.room.shared.call_timeout)));
         let mut backoff = Backoff::new(RETRY);
+        let mut told = None;
         loop {
             let command = Command::Acquire {
                 ticket: self.ticket.clone(),
@@ -402,7 +403,12 @@ impl Attempt {
             let hopeless = !failure.retry || !(self.known || answered);
             let pause = backoff.pause();
             if hopeless || clock::now().after(pause) >= last {
-                return Err(failure.error);
+                // A last call that the deadline cut short says less than the server did before.
+                let timed_out = matches!(&failure.error, Error::Redis { source, .. } if source.is_timeout());
+                return Err(told.filter(|_| timed_out).unwrap_or(failure.error));
+            }
+            if answered {
+                told = Some(failure.error);
             }
             thread::park_timeout(pause);
         }
