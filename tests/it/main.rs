@@ -2,6 +2,7 @@
 
 mod cases_connections;
 mod cases_deadlines;
+mod cases_keys_and_errors;
 mod cases_resources;
 mod crashes;
 mod differential;
