@@ -2,5 +2,9 @@
 
 mod differential;
 mod foreign_values;
+mod full_server;
+mod mutants;
+mod scenarios;
+mod situations;
 mod support;
 mod support_works;
