@@ -48,7 +48,7 @@ const POLL_SHORT: Duration = Duration::from_millis(5);
 /// How often to poll while nobody can listen.
 const POLL_DEAF: Duration = Duration::from_millis(200);
 /// How long a caller whose deadline has passed waits for its ticket to be withdrawn; then it is done in the background.
-const WITHDRAW_NOW: Duration = Duration::from_millis(50);
+const WITHDRAW_NOW: Duration = Duration::from_millis(100);
 /// The longest pause between attempts in an outage.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -103,8 +103,8 @@ struct State {
 enum Place {
     /// A call is under way whose reply will tell.
     Asking,
-    /// A thread waits for it.
-    Waiting,
+    /// A thread waits for it, at this position.
+    Waiting(u64),
     /// It is queued, or was passed over, and nobody waits for it.
     Parked,
     /// It holds the lock.
@@ -217,7 +217,7 @@ impl Room {
                     (ticket.clone(), Command::Release { ticket, fence })
                 }
                 Errand::Withdraw(ticket) => {
-                    warn!("`{}`: a late call for {ticket} was granted; it is withdrawn", self.keys.name);
+                    debug!("`{}`: nobody here knows of {ticket} any more; it is withdrawn", self.keys.name);
                     (ticket.clone(), Command::Abandon { ticket })
                 }
             };
@@ -246,15 +246,15 @@ impl State {
     /// Takes note of a grant of ours. `fresh` is when the call that made it was sent, if one of ours did.
     fn hear(&mut self, named: &Next, fresh: Option<Moment>) -> Option<Errand> {
         match self.tickets.get(&named.ticket) {
-            Some(Place::Waiting) => {
+            Some(&Place::Waiting(position)) => {
                 // Old news: this lease lapsed, and the lock went on to somebody else since.
                 if named.fence <= self.newest {
                     return None;
                 }
                 let since = fresh.unwrap_or(self.proven);
-                let (key, seat) = self.waiting.iter_mut().find(|((_, ticket), _)| *ticket == named.ticket)?;
+                let seat = self.waiting.get_mut(&(position, named.ticket.clone()))?;
                 if seat.grant.is_none_or(|grant| grant.fence < named.fence) {
-                    seat.grant = Some(Grant { fence: named.fence, position: key.0, since });
+                    seat.grant = Some(Grant { fence: named.fence, position, since });
                     seat.wake.notify_one();
                 }
                 None
@@ -518,9 +518,9 @@ impl Attempt {
         self.room.take(&self.ticket, grant.fence, owner);
     }
 
-    /// Takes a parked ticket up again. Refuses a thread that would wait for itself.
-    pub(crate) fn resume(&self) -> Result<(), Error> {
-        self.room.open(&self.ticket, true)
+    /// Takes a parked ticket up again; `waits` as for [`open`](Attempt::open).
+    pub(crate) fn resume(&self, waits: bool) -> Result<(), Error> {
+        self.room.open(&self.ticket, waits)
     }
 
     /// Notes that the server does not know the ticket: it was not queued.
@@ -575,7 +575,7 @@ impl Waiter<'_> {
             reenter: false,
         };
         let mut state = self.room.state.lock();
-        state.tickets.insert(self.key.1.clone(), Place::Waiting);
+        state.tickets.insert(self.key.1.clone(), Place::Waiting(self.key.0));
         state.waiting.insert(self.key.clone(), seat);
         if state.poller.is_none() {
             state.poller = Some(self.key.clone());
@@ -618,7 +618,11 @@ impl Waiter<'_> {
 impl Drop for Waiter<'_> {
     /// Only a panic leaves a seat behind for this.
     fn drop(&mut self) {
-        self.leave();
+        if thread::panicking() {
+            self.leave();
+            // It may have been about to poll.
+            self.room.state.lock().poll_now();
+        }
     }
 }
 

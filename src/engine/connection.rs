@@ -186,8 +186,9 @@ impl Link {
             }
             Io | Parse => {
                 self.broken = true;
-                // A timeout says nothing about the other connections; a closed one says that they are closed too.
-                if !error.is_timeout() {
+                // A timeout or a signal says nothing about the other connections; a closed one says that they are
+                // closed too.
+                if error.is_connection_dropped() {
                     endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
                 }
             }

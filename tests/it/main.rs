@@ -1,10 +1,17 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod crashes;
 mod differential;
+mod exclusion;
+mod faults;
 mod foreign_values;
 mod full_server;
+mod idempotency_keys;
 mod mutants;
+mod residue;
 mod scenarios;
 mod situations;
+mod sql_postgres;
+mod sql_sqlite;
 mod support;
 mod support_works;
