@@ -101,14 +101,24 @@ struct State {
 /// What became of a ticket so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// A call is under way whose reply will tell.
-    Asking,
+    /// A call is under way whose reply will tell; with the grant that was named meanwhile.
+    Asking(Option<Early>),
     /// A thread waits for it, at this position.
     Waiting(u64),
     /// It is queued, or was passed over, and nobody waits for it.
     Parked,
     /// It holds the lock.
     Held,
+}
+
+/// A grant that was named before its ticket's own call was answered. That answer can be `waiting` and older than the
+/// grant, and nothing may ever name it again: the server believes it to be known from then on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Early {
+    /// Its fence.
+    fence: u64,
+    /// The lease counts from here.
+    since: Moment,
 }
 
 /// A waiting thread.
@@ -174,7 +184,7 @@ impl Room {
                 return Err(Error::WouldDeadlock { lock: self.keys.name.clone() });
             }
         }
-        state.tickets.insert(ticket.clone(), Place::Asking);
+        state.tickets.insert(ticket.clone(), Place::Asking(None));
         Ok(())
     }
 
@@ -245,13 +255,12 @@ impl Drop for Room {
 impl State {
     /// Takes note of a grant of ours. `fresh` is when the call that made it was sent, if one of ours did.
     fn hear(&mut self, named: &Next, fresh: Option<Moment>) -> Option<Errand> {
-        match self.tickets.get(&named.ticket) {
-            Some(&Place::Waiting(position)) => {
-                // Old news: this lease lapsed, and the lock went on to somebody else since.
-                if named.fence <= self.newest {
-                    return None;
-                }
-                let since = fresh.unwrap_or(self.proven);
+        // Old news: this lease lapsed, and the lock went on to somebody else since.
+        let old = named.fence <= self.newest;
+        let since = fresh.unwrap_or(self.proven);
+        match self.tickets.get_mut(&named.ticket) {
+            Some(Place::Waiting(_) | Place::Asking(_)) if old => None,
+            Some(&mut Place::Waiting(position)) => {
                 let seat = self.waiting.get_mut(&(position, named.ticket.clone()))?;
                 if seat.grant.is_none_or(|grant| grant.fence < named.fence) {
                     seat.grant = Some(Grant { fence: named.fence, position, since });
@@ -259,12 +268,30 @@ impl State {
                 }
                 None
             }
+            Some(Place::Asking(early)) => {
+                if early.is_none_or(|early| early.fence < named.fence) {
+                    *early = Some(Early { fence: named.fence, since });
+                }
+                None
+            }
             Some(Place::Parked) => Some(Errand::PassOver(named.ticket.clone(), named.fence)),
-            // The reply to its own call tells, or told.
-            Some(Place::Asking | Place::Held) => None,
+            // The reply to its own call told.
+            Some(Place::Held) => None,
             // Its waiter gave up and is withdrawing it, or it was released and this reply was slower.
             None if named.fence <= self.ended => None,
             None => Some(Errand::Withdraw(named.ticket.clone())),
+        }
+    }
+
+    /// Moves a ticket on to `place`. Gives the grant that was named while its own call was under way.
+    ///
+    /// Unless a newer fence is known: then that grant is over. The same fence is no objection, for the reply that
+    /// named the grant may have told it as the newest, too; and had the grant ended before the ticket's own call, the
+    /// answer to that would have told a newer one.
+    fn settle(&mut self, ticket: &TicketId, place: Place) -> Option<Early> {
+        match self.tickets.insert(ticket.clone(), place) {
+            Some(Place::Asking(early)) => early.filter(|early| early.fence >= self.newest),
+            _ => None,
         }
     }
 
@@ -503,7 +530,9 @@ impl Attempt {
 
     /// Leaves the ticket queued, or passed over if its turn comes: nobody waits for it now.
     pub(crate) fn park(&self) {
-        self.room.state.lock().tickets.insert(self.ticket.clone(), Place::Parked);
+        let early = self.room.state.lock().settle(&self.ticket, Place::Parked);
+        let errand = early.map(|early| Errand::PassOver(self.ticket.clone(), early.fence));
+        self.room.run(&self.settings, errand);
     }
 
     /// Gives a grant on before anybody uses it; the ticket keeps its position.
@@ -567,15 +596,15 @@ struct Waiter<'a> {
 impl Waiter<'_> {
     fn sit_down(&self) -> Arc<Condvar> {
         let wake = Arc::new(Condvar::new());
+        let mut state = self.room.state.lock();
+        let early = state.settle(&self.key.1, Place::Waiting(self.key.0));
         let seat = Seat {
             wake: Arc::clone(&wake),
             settings: Arc::clone(self.settings),
-            grant: None,
+            grant: early.map(|Early { fence, since }| Grant { fence, position: self.key.0, since }),
             error: None,
             reenter: false,
         };
-        let mut state = self.room.state.lock();
-        state.tickets.insert(self.key.1.clone(), Place::Waiting(self.key.0));
         state.waiting.insert(self.key.clone(), seat);
         if state.poller.is_none() {
             state.poller = Some(self.key.clone());
@@ -601,7 +630,7 @@ impl Waiter<'_> {
         let mut state = self.room.state.lock();
         let seat = state.waiting.remove(&self.key)?;
         // Until the attempt is settled, parked or withdrawn, its own calls tell.
-        state.tickets.insert(self.key.1.clone(), Place::Asking);
+        state.tickets.insert(self.key.1.clone(), Place::Asking(None));
         if state.poller.as_ref() == Some(&self.key) {
             // The last in line stays longest, so this wakes somebody seldom.
             state.poller = state.waiting.last_key_value().map(|(key, _)| key.clone());
@@ -663,9 +692,17 @@ impl Room {
                         seat.wake.notify_one();
                         None
                     }
-                    // Its thread left while we asked, and its withdrawal may have come before this call.
-                    None => Some(Errand::Withdraw(key.1.clone()))
-                        .filter(|_| !matches!(state.tickets.get(&key.1), Some(Place::Held | Place::Asking))),
+                    None => match state.tickets.get_mut(&key.1) {
+                        Some(Place::Held) => None,
+                        // Its thread is about to withdraw it or to leave it parked, and must know of this.
+                        Some(Place::Asking(early)) => {
+                            *early = Some(Early { fence, since: sent });
+                            None
+                        }
+                        Some(Place::Parked) => Some(Errand::PassOver(key.1.clone(), fence)),
+                        // Its thread left while we asked, and its withdrawal may have come before this call.
+                        _ => Some(Errand::Withdraw(key.1.clone())),
+                    },
                 }
             }
             Ok(Reply::Waiting { position, ahead, holder_ms, newest, reentered, next }) => {
