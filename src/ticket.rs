@@ -99,11 +99,13 @@ impl Ticket {
 
 /// Asks, with the old position, and waits if need be.
 fn try_wait(attempt: &mut Attempt, wait: Duration) -> Result<Option<Grant>, Error> {
-    attempt.resume(!wait.is_zero())?;
+    let former = attempt.resume(!wait.is_zero())?;
     let deadline = clock::now().after(wait);
     // Asking once takes a call, whatever the deadline.
     let first = deadline.max(clock::now().after(attempt.room().shared.call_timeout));
-    match attempt.ask(true, first)? {
+    let asked = attempt.ask(true, first);
+    drop(former);
+    match asked? {
         Outcome::Granted(grant) => Ok(Some(grant)),
         Outcome::NotYet(_) => attempt.wait(deadline),
     }

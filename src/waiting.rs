@@ -105,8 +105,13 @@ enum Place {
     Asking(Option<Early>),
     /// A thread waits for it, at this position.
     Waiting(u64),
-    /// It is queued, or was passed over, and nobody waits for it.
+    /// It is queued, and nobody waits for it.
     Parked,
+    /// It is or was being passed over, and nobody waits for it.
+    ///
+    /// What says so can be late. Under this name the ticket is never asked for again, or a late message would end what
+    /// it was granted since.
+    Passed,
     /// It holds the lock.
     Held,
 }
@@ -175,8 +180,9 @@ impl Room {
         self.state.lock().holders.iter().map(|(_, fence, _)| *fence).collect()
     }
 
-    /// Writes down a ticket before its first call. Refuses a thread that would wait for itself.
-    fn open(&self, ticket: &TicketId, waits: bool) -> Result<(), Error> {
+    /// Writes down that a ticket asks, unless it was passed over: says whether it may. Refuses a thread that would wait
+    /// for itself.
+    fn open(&self, ticket: &TicketId, waits: bool) -> Result<bool, Error> {
         let mut state = self.state.lock();
         if waits {
             let me = thread::current().id();
@@ -184,8 +190,11 @@ impl Room {
                 return Err(Error::WouldDeadlock { lock: self.keys.name.clone() });
             }
         }
+        if state.tickets.get(ticket) == Some(&Place::Passed) {
+            return Ok(false);
+        }
         state.tickets.insert(ticket.clone(), Place::Asking(None));
-        Ok(())
+        Ok(true)
     }
 
     /// Writes down that `ticket` holds the lock, and which thread took it.
@@ -274,7 +283,10 @@ impl State {
                 }
                 None
             }
-            Some(Place::Parked) => Some(Errand::PassOver(named.ticket.clone(), named.fence)),
+            Some(place @ (Place::Parked | Place::Passed)) => {
+                *place = Place::Passed;
+                Some(Errand::PassOver(named.ticket.clone(), named.fence))
+            }
             // The reply to its own call told.
             Some(Place::Held) => None,
             // Its waiter gave up and is withdrawing it, or it was released and this reply was slower.
@@ -471,7 +483,7 @@ impl Attempt {
             (Some(grant), _) if self.is_fresh(&grant) => Ok(Some(grant)),
             (stale, failed) => {
                 if let Some(grant) = stale {
-                    self.room.run(&self.settings, Some(Errand::PassOver(self.ticket.clone(), grant.fence)));
+                    self.pass_over(grant.fence);
                 }
                 failed.map(|()| None)
             }
@@ -530,15 +542,21 @@ impl Attempt {
 
     /// Leaves the ticket queued, or passed over if its turn comes: nobody waits for it now.
     pub(crate) fn park(&self) {
-        let early = self.room.state.lock().settle(&self.ticket, Place::Parked);
-        let errand = early.map(|early| Errand::PassOver(self.ticket.clone(), early.fence));
-        self.room.run(&self.settings, errand);
+        let mut state = self.room.state.lock();
+        if state.tickets.get(&self.ticket) == Some(&Place::Passed) {
+            return;
+        }
+        let early = state.settle(&self.ticket, Place::Parked);
+        drop(state);
+        if let Some(early) = early {
+            self.pass_over(early.fence);
+        }
     }
 
-    /// Gives a grant on before anybody uses it; the ticket keeps its position.
-    pub(crate) fn pass_over(&self, grant: Grant) {
-        self.park();
-        self.room.run(&self.settings, Some(Errand::PassOver(self.ticket.clone(), grant.fence)));
+    /// Gives a grant on that nobody uses; the position is kept.
+    pub(crate) fn pass_over(&self, fence: u64) {
+        self.room.state.lock().tickets.insert(self.ticket.clone(), Place::Passed);
+        self.room.run(&self.settings, Some(Errand::PassOver(self.ticket.clone(), fence)));
     }
 
     /// Ends the attempt with a lease: the ticket holds the lock, taken by `owner`.
@@ -548,8 +566,16 @@ impl Attempt {
     }
 
     /// Takes a parked ticket up again; `waits` as for [`open`](Attempt::open).
-    pub(crate) fn resume(&self, waits: bool) -> Result<(), Error> {
-        self.room.open(&self.ticket, waits)
+    ///
+    /// A place that was passed over is asked for under a new name. The attempt of the old name is given back, to be
+    /// dropped when the new one stands in the queue: that withdraws it, if the message that was to do so is late.
+    pub(crate) fn resume(&mut self, waits: bool) -> Result<Option<Attempt>, Error> {
+        if self.room.open(&self.ticket, waits)? {
+            return Ok(None);
+        }
+        let mut renamed = Attempt::open(&self.room, &self.settings, waits)?;
+        renamed.position = self.position;
+        Ok(Some(std::mem::replace(self, renamed)))
     }
 
     /// Notes that the server does not know the ticket: it was not queued.
@@ -699,7 +725,10 @@ impl Room {
                             *early = Some(Early { fence, since: sent });
                             None
                         }
-                        Some(Place::Parked) => Some(Errand::PassOver(key.1.clone(), fence)),
+                        Some(place @ (Place::Parked | Place::Passed)) => {
+                            *place = Place::Passed;
+                            Some(Errand::PassOver(key.1.clone(), fence))
+                        }
                         // Its thread left while we asked, and its withdrawal may have come before this call.
                         _ => Some(Errand::Withdraw(key.1.clone())),
                     },
