@@ -97,6 +97,10 @@ impl RedisEngine {
         let wait = by.since(start).min(self.options.connect_timeout);
         pool.get_timeout(wait).map_err(|_| match self.endpoint.error_since(start) {
             Some(error) => failed(error),
+            // Not all of them exist, so what did not come in time is a new one: the server does not let us connect.
+            None if pool.state().connections < pool.max_size() => {
+                failed(std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting timed out").into())
+            }
             None => {
                 let error = Error::Pool { waited: clock::now().since(start), size: pool.max_size() };
                 Failure { error, sent: false, retry: true }
