@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use r2d2::{NopErrorHandler, Pool, PooledConnection};
 use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError};
-use scheduled_thread_pool::ScheduledThreadPool;
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use super::connection::{Endpoint, Manager};
 use super::{Bell, Engine, Failure, Heard, scripts, wire};
@@ -61,8 +61,12 @@ impl RedisEngine {
         let info = info.into_connection_info().map_err(unusable)?.set_tcp_settings(tcp);
         let client = redis::Client::open(info).map_err(unusable)?;
         let endpoint = Arc::new(Endpoint::new(client, options.connect_timeout, options.call_timeout));
-        let workers =
-            ScheduledThreadPool::builder().num_threads(2).thread_name_pattern("fifo-pool-{}").build();
+        let workers = ScheduledThreadPool::builder()
+            .num_threads(2)
+            .thread_name_pattern("fifo-pool-{}")
+            // Else they outlive the pools until these would have been looked through the next time, half a minute.
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .build();
         let workers = Arc::new(workers);
         let pool = |max_size: u32, scripts: bool| {
             Pool::builder()
