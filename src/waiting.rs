@@ -88,14 +88,24 @@ struct State {
     poller: Option<(u64, TicketId)>,
     /// When to poll next.
     next_poll: Moment,
-    /// Since when no call has come through, while that is so.
-    outage: Option<(Moment, Backoff)>,
+    /// Set while no call comes through.
+    outage: Option<Outage>,
     /// Whether a listener runs.
     listening: bool,
     /// Whether the listener has no connection.
     deaf: bool,
     /// When the last waiter left.
     emptied: Moment,
+}
+
+/// A time in which no call came through.
+struct Outage {
+    /// The first call that failed.
+    since: Moment,
+    /// Spaces out the attempts.
+    backoff: Backoff,
+    /// Why the newest one failed.
+    error: Error,
 }
 
 /// What became of a ticket so far.
@@ -518,7 +528,8 @@ impl Attempt {
                 return Err(error);
             }
             if now >= deadline {
-                return Ok(());
+                // Its turn may have come unseen, so this is not the answer that it did not.
+                return state.outage.as_ref().map_or(Ok(()), |outage| Err(outage.error.clone()));
             }
             let mut wake_at = deadline;
             if state.poller.get_or_insert_with(|| key.clone()) == key {
@@ -601,6 +612,11 @@ impl Drop for Attempt {
             _ => self.room.shared.withdrawals.add(&self.room, &self.settings, &self.ticket, self.doubtful),
         }
     }
+}
+
+/// Whether a call ended because its time was over.
+fn is_timeout(error: &Error) -> bool {
+    matches!(error, Error::Redis { source, .. } if source.is_timeout()) || matches!(error, Error::Pool { .. })
 }
 
 /// Parks until woken or until `at`.
@@ -758,7 +774,13 @@ impl Room {
                 None
             }
             Err(failure) => {
-                self.suffer(&mut state, key, failure);
+                // Cut short by the deadline of the one who polls: that says nothing of the server.
+                let short = by < sent.after(self.shared.call_timeout) && is_timeout(&failure.error);
+                if short && state.outage.is_none() {
+                    state.next_poll = clock::now();
+                } else {
+                    self.suffer(&mut state, key, failure);
+                }
                 None
             }
         };
@@ -777,9 +799,15 @@ impl Room {
             state.next_poll = now;
             return;
         }
-        let (since, backoff) = state.outage.get_or_insert_with(|| (now, Backoff::new(RETRY)));
-        let since = *since;
-        state.next_poll = now.after(backoff.pause());
+        let error = failure.error.clone();
+        let outage = state.outage.get_or_insert_with(|| Outage {
+            since: now,
+            backoff: Backoff::new(RETRY),
+            error: error.clone(),
+        });
+        outage.error = error;
+        let since = outage.since;
+        state.next_poll = now.after(outage.backoff.pause());
         debug!("`{}`: {}; waiting goes on", self.keys.name, failure.error);
         for seat in state.waiting.values_mut() {
             if now.since(since) >= seat.settings.patience {
