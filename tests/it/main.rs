@@ -1,5 +1,8 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod cases_exclusion;
+mod cases_renewal;
+mod cases_waiters;
 mod crashes;
 mod exclusion;
 mod faults;

@@ -11,9 +11,11 @@ pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod resp;
 pub(crate) mod roles;
+pub(crate) mod seen;
 pub(crate) mod server;
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,4 +51,13 @@ fn thread_names() -> Vec<Vec<u8>> {
     let tasks = fs::read_dir("/proc/self/task").expect("a Linux /proc");
     // A thread that ends between the listing and the reading has no name any more.
     tasks.filter_map(|task| fs::read(task.ok()?.path().join("comm")).ok()).collect()
+}
+
+/// Sets a flag when it is dropped: for threads that run until then, which must end when their test fails, too.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
