@@ -348,7 +348,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Bounds the connections for calls. Defaults to 8; 1 is enough for any number of waiters.
+    /// Bounds the connections for calls. Defaults to 8; 1 is enough for any number of waiters. While all are in use, up
+    /// to 2 more are opened for renewals and releases.
     pub fn command_pool(mut self, connections: u32) -> ClientBuilder {
         self.options.command_pool = connections;
         self

@@ -1,13 +1,14 @@
-//! The engine that runs the scripts on a Redis server, over two pools: one for calls, one for bells.
+//! The engine that runs the scripts on a Redis server, over three pools: one for calls, one for bells, and a small one
+//! for renewals and releases that find the first one used up.
 //!
-//! Invariant: a blocked bell never holds a connection that a renewal or a release could need.
+//! Invariant: neither a blocked bell nor a call that hangs holds a connection that a renewal or a release could need.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use r2d2::{NopErrorHandler, Pool, PooledConnection};
 use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError};
-use scheduled_thread_pool::ScheduledThreadPool;
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use super::connection::{Endpoint, Manager};
 use super::{Bell, Engine, Failure, Heard, scripts, wire};
@@ -24,6 +25,9 @@ const SHORTEST_LISTEN: Duration = Duration::from_millis(50);
 
 /// Idle pooled connections are closed after this long.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
+
+/// Connections in reserve: one, and one more for while that one hangs.
+const RESERVE: u32 = 2;
 
 /// What an engine is made of.
 #[derive(Debug, Clone)]
@@ -43,6 +47,8 @@ pub(crate) struct RedisEngine {
     endpoint: Arc<Endpoint>,
     options: RedisOptions,
     commands: Pool<Manager>,
+    /// For renewals and releases alone, while `commands` is used up.
+    reserve: Pool<Manager>,
     bells: Pool<Manager>,
 }
 
@@ -61,8 +67,12 @@ impl RedisEngine {
         let info = info.into_connection_info().map_err(unusable)?.set_tcp_settings(tcp);
         let client = redis::Client::open(info).map_err(unusable)?;
         let endpoint = Arc::new(Endpoint::new(client, options.connect_timeout, options.call_timeout));
-        let workers =
-            ScheduledThreadPool::builder().num_threads(2).thread_name_pattern("fifo-pool-{}").build();
+        let workers = ScheduledThreadPool::builder()
+            .num_threads(2)
+            .thread_name_pattern("fifo-pool-{}")
+            // Else they outlive the pools until these would have been looked through the next time, half a minute.
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .build();
         let workers = Arc::new(workers);
         let pool = |max_size: u32, scripts: bool| {
             Pool::builder()
@@ -78,8 +88,21 @@ impl RedisEngine {
                 .build_unchecked(Manager { endpoint: Arc::clone(&endpoint), scripts })
         };
         let commands = pool(options.command_pool, true);
+        let reserve = pool(RESERVE, true);
         let bells = pool(options.bell_connections, false);
-        Ok(RedisEngine { endpoint, options, commands, bells })
+        Ok(RedisEngine { endpoint, options, commands, reserve, bells })
+    }
+
+    /// The pool for a call: the reserve only if nothing else is to be had.
+    ///
+    /// Calls of waiters may take longer than a lease when the server does not answer. They may have all of `commands`
+    /// for so long, and a lease must not lapse for want of a connection then.
+    fn pool(&self, command: &Command) -> &Pool<Manager> {
+        let urgent = matches!(command, Command::Renew { .. } | Command::Release { .. });
+        let used_up = |state: r2d2::State| {
+            state.idle_connections == 0 && state.connections >= self.options.command_pool
+        };
+        if urgent && used_up(self.commands.state()) { &self.reserve } else { &self.commands }
     }
 
     /// Takes a connection, waiting for one no longer than the connect timeout and `by` allow.
@@ -116,8 +139,8 @@ fn keepalive() -> redis::io::tcp::socket2::TcpKeepalive {
 
 impl Engine for RedisEngine {
     fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, by: Moment) -> Result<Reply, Failure> {
-        let mut link =
-            self.checkout(&self.commands, by, |error| wire::call_failure(keys, command, error, false))?;
+        let failed = |error| wire::call_failure(keys, command, error, false);
+        let mut link = self.checkout(self.pool(command), by, failed)?;
         let timeout = if by == Moment::NEVER {
             self.options.call_timeout
         } else {

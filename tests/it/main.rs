@@ -2,8 +2,11 @@
 
 mod cases_connections;
 mod cases_deadlines;
+mod cases_exclusion;
 mod cases_keys_and_errors;
+mod cases_renewal;
 mod cases_resources;
+mod cases_waiters;
 mod crashes;
 mod differential;
 mod exclusion;

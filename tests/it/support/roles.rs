@@ -14,6 +14,7 @@ pub(crate) fn play(role: &str, args: &[&str]) {
     match (role, args) {
         ("echo", _) => echo(args),
         ("server", _) => server(),
+        ("leftovers", [url, case]) => crate::cases_renewal::leftovers(url, case),
         ("hold", [url, name, lease_ms]) => hold(&lock(url, name, lease_ms)),
         ("queue", [url, name, lease_ms, tickets]) => queue(&lock(url, name, lease_ms), number(tickets)),
         ("rounds", [url, name, threads, times, dir]) => {
