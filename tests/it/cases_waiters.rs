@@ -567,7 +567,7 @@ fn burst_is_served_in_the_order_of_arrival() {
         for lock in &locks {
             let (granted, seen) = (&granted, &seen);
             scope.spawn(move || {
-                let _guard = take(&lock);
+                let _guard = take(lock);
                 let holder = seen.holder().expect("a holder");
                 granted.lock().expect("no panic").push(holder.to_string());
             });
