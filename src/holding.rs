@@ -189,8 +189,17 @@ impl Held {
         // In this order: a renewal that is refused because the release came first must find the flag.
         holding.ending.store(true, Ordering::Release);
         holding.room.shared.renewals.stop(&self.worker, holding);
+        let began = clock::now();
         let result = release(holding);
-        holding.room.end(&holding.ticket, holding.fence.get());
+        let room = &holding.room;
+        if let Some(unanswered) = room.end(&holding.ticket, holding.fence.get()) {
+            // An `acquire` of ours that was never answered takes the lock anew, for nobody, if it comes after the lease
+            // has ended. As long as the ticket held the lock, it did no harm.
+            let arrived = unanswered.after(room.shared.call_timeout);
+            if arrived > began || result.is_err() {
+                room.shared.withdrawals.add_at(room, &holding.settings, &holding.ticket, arrived);
+            }
+        }
         holding.listeners.lock().clear();
         result
     }

@@ -113,6 +113,8 @@ struct Known {
     news: Option<(u64, Option<Moment>)>,
     /// The newest fence of it that was passed over. The release may arrive late, so no grant up to here is believed.
     passed_over: u64,
+    /// When the last `acquire` for it ended without an answer: it may arrive for the time of one call from then on.
+    doubt: Option<Moment>,
 }
 
 /// What became of a ticket so far.
@@ -220,12 +222,13 @@ impl Room {
         }
     }
 
-    /// Forgets a lease that ended.
-    pub(crate) fn end(&self, ticket: &TicketId, fence: u64) {
+    /// Forgets a lease that ended. Gives the time since when an `acquire` for its ticket may still arrive, if one may.
+    pub(crate) fn end(&self, ticket: &TicketId, fence: u64) -> Option<Moment> {
         let mut state = self.state.lock();
-        state.tickets.remove(ticket);
+        let known = state.tickets.remove(ticket);
         state.holders.retain(|(held, _, _)| held != ticket);
         state.ended = state.ended.max(fence);
+        known.and_then(|known| known.doubt)
     }
 
     /// Takes note of the grant that a reply named. `fresh` is when the call was sent, if that call made the grant.
@@ -287,6 +290,12 @@ impl State {
         let known = self.tickets.entry(ticket.clone()).or_default();
         known.place = place;
         known
+    }
+
+    /// Notes that an `acquire` for `ticket` got no answer and may still arrive; says whether the ticket is known.
+    fn doubt(&mut self, ticket: &TicketId) -> bool {
+        // Not the time before the call: the thread may have been kept from sending it for a while.
+        self.tickets.get_mut(ticket).map(|known| known.doubt = Some(clock::now())).is_some()
     }
 
     /// Decides to pass a grant over. From here on it is not believed: its release may arrive at any time.
@@ -455,8 +464,11 @@ impl Attempt {
                 },
                 Err(failure) => failure,
             };
-            self.known |= failure.sent;
-            self.doubtful |= failure.sent;
+            if failure.sent {
+                self.known = true;
+                self.doubtful = true;
+                self.room.state.lock().doubt(&self.ticket);
+            }
             let answered = !matches!(&failure.error, Error::Redis { source, .. } if source.is_io_error());
             let hopeless = !failure.retry || !(self.known || answered);
             let pause = backoff.pause();
@@ -642,7 +654,9 @@ impl Drop for Attempt {
         if self.settled {
             return;
         }
-        self.room.state.lock().tickets.remove(&self.ticket);
+        let known = self.room.state.lock().tickets.remove(&self.ticket);
+        // Polls for it were sent by others.
+        self.doubtful |= known.is_some_and(|known| known.doubt.is_some());
         if !self.known {
             return;
         }
@@ -811,8 +825,14 @@ impl Room {
                 None
             }
             Err(failure) => {
+                let late = failure.sent && !state.doubt(&key.1);
                 self.suffer(&mut state, key, sent, failure);
-                None
+                drop(state);
+                if late {
+                    // It was given up meanwhile, and would be queued again, or granted, by the call that got no answer.
+                    self.shared.withdrawals.add(self, settings, &key.1, true);
+                }
+                return;
             }
         };
         drop(state);

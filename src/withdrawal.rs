@@ -69,6 +69,11 @@ impl Withdrawals {
         self.push(Entry { again: doubtful, ..Entry::new(room, settings, ticket) });
     }
 
+    /// Has `ticket` withdrawn in the background, not before `at`.
+    pub(crate) fn add_at(&self, room: &Arc<Room>, settings: &Settings, ticket: &TicketId, at: Moment) {
+        self.push(Entry { at, ..Entry::new(room, settings, ticket) });
+    }
+
     /// Has the grant of `ticket` with this fence released in the background.
     pub(crate) fn pass_over(&self, room: &Arc<Room>, settings: &Settings, ticket: &TicketId, fence: u64) {
         self.push(Entry { fence: Some(fence), ..Entry::new(room, settings, ticket) });
