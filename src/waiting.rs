@@ -540,20 +540,29 @@ impl Attempt {
     ///
     /// It must be queued, or have been: a ticket that was passed over is queued again at its old position.
     pub(crate) fn wait(&mut self, deadline: Moment) -> Result<Option<Grant>, Error> {
-        let Some(position) = self.position else { return Ok(None) };
-        let me = Waiter { room: &self.room, settings: &self.settings, key: (position, self.ticket.clone()) };
-        let wake = me.sit_down();
-        let failed = self.sit(&me.key, &wake, deadline);
-        // A ring may come between the last look and standing up; it counts all the same.
-        match (me.stand_up(), failed) {
-            (Some(grant), _) if self.is_fresh(&grant) => Ok(Some(grant)),
-            (stale, failed) => {
-                if let Some(grant) = stale {
-                    let errand = self.room.state.lock().pass_over(&self.ticket, grant.fence);
-                    // The caller's time is up.
-                    self.room.defer(&self.settings, errand);
+        loop {
+            let Some(position) = self.position else { return Ok(None) };
+            let me =
+                Waiter { room: &self.room, settings: &self.settings, key: (position, self.ticket.clone()) };
+            let wake = me.sit_down();
+            let failed = self.sit(&me.key, &wake, deadline);
+            // A ring may come between the last look and standing up; it counts all the same.
+            match (me.stand_up(), failed) {
+                (Some(grant), _) if self.is_fresh(&grant) => return Ok(Some(grant)),
+                // It went stale on the last few steps, so this is no time-out: ask, and if need be wait again.
+                (Some(_), Ok(())) if clock::now() < deadline => {
+                    if let Outcome::Granted(grant) = self.ask(true, deadline)? {
+                        return Ok(Some(grant));
+                    }
                 }
-                failed.map(|()| None)
+                (stale, failed) => {
+                    if let Some(grant) = stale {
+                        let errand = self.room.state.lock().pass_over(&self.ticket, grant.fence);
+                        // The caller's time is up.
+                        self.room.defer(&self.settings, errand);
+                    }
+                    return failed.map(|()| None);
+                }
             }
         }
     }
