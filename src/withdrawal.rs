@@ -91,7 +91,9 @@ impl Withdrawals {
         match thread::Builder::new().name("fifo-withdraw".into()).spawn(move || list.run()) {
             Ok(_) => open.running = true,
             Err(why) => {
-                // The next one that is added tries again; until then the claim window or the lease ends it.
+                // Kept, it would keep the room and so this list for ever, since nobody works on it; so it is left to
+                // the claim window or the lease.
+                open.entries.pop_back();
                 warn!("no thread to withdraw {ticket} with: {why}");
             }
         }
