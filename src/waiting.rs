@@ -892,6 +892,9 @@ impl Room {
             let mut state = self.state.lock();
             state.listening = false;
             state.deaf = true;
+            // The next poll may have been set for a room that hears.
+            state.next_poll = state.next_poll.min(clock::now().after(POLL_DEAF));
+            state.wake_poller();
         }
     }
 }
