@@ -859,6 +859,11 @@ impl Room {
             state.next_poll = now;
             return;
         }
+        if state.outage.is_none() && sent < state.proven {
+            // A call that was sent later has come through: this one was lost, and no outage began with it.
+            state.next_poll = now;
+            return;
+        }
         let outage = state.outage.get_or_insert_with(|| Outage {
             since: sent,
             backoff: Backoff::new(RETRY),
