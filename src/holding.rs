@@ -4,13 +4,10 @@
 //! the *sending* of the call that gave it, and 1 % is taken off for clocks that drift.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use log::error;
-use parking_lot::Mutex;
 
 use crate::backoff::Backoff;
 use crate::clock::{self, Moment};
@@ -19,6 +16,9 @@ use crate::fence::Fence;
 use crate::protocol::{Command, Reply, TicketId};
 use crate::renewal::Worker;
 use crate::settings::Settings;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::{self, ThreadId};
 use crate::waiting::{Attempt, Grant, Room};
 
 /// The longest pause between attempts to release.

@@ -21,11 +21,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use log::{debug, error, warn};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backoff::Backoff;
 use crate::client::Shared;
@@ -35,6 +33,8 @@ use crate::error::Error;
 use crate::keys::LockKeys;
 use crate::protocol::{Command, Next, Reply, TicketId};
 use crate::settings::Settings;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The listener stays this long after the last waiter left, so that a lock in steady use keeps its connection.
 const LINGER: Duration = Duration::from_secs(1);
@@ -984,5 +984,24 @@ impl Drop for Listener {
             state.listening = false;
             state.poll_now();
         }
+    }
+}
+
+#[cfg(test)]
+impl Room {
+    /// What is left in the room, for tests that it is nothing.
+    pub(crate) fn residue(&self) -> String {
+        let state = self.state.lock();
+        let mut left = String::new();
+        if !state.tickets.is_empty() {
+            left = format!("tickets {:?} ", state.tickets);
+        }
+        if !state.waiting.is_empty() || state.poller.is_some() {
+            left = format!("{left}{} seats, poller {:?} ", state.waiting.len(), state.poller);
+        }
+        if !state.holders.is_empty() || state.listening {
+            left = format!("{left}holders {:?}, listening {}", state.holders, state.listening);
+        }
+        left
     }
 }

@@ -6,16 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use log::{debug, warn};
-use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
 use crate::clock::{self, Moment};
 use crate::protocol::{Command, Reply, TicketId};
 use crate::settings::Settings;
+use crate::sync::{Condvar, Mutex, thread};
 use crate::waiting::Room;
 
 /// The longest pause between attempts.
