@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Commands, cmd};
 use redis_fifo_lock::{Error, FifoLock, LockClient};
@@ -14,7 +14,7 @@ use redis_fifo_lock::{Error, FifoLock, LockClient};
 use crate::support::log_capture::LogCapture;
 use crate::support::proxy::{Proxy, Swallow};
 use crate::support::server::{Builder, Server};
-use crate::support::{eventually, port};
+use crate::support::{eventually, port, timed};
 
 const LONG: Duration = Duration::from_secs(20);
 /// What a call may take beyond its deadline on a machine that others load.
@@ -392,9 +392,8 @@ fn fails(state: &str, url: &str, variant: &str, code: Option<&str>, retryable: b
         &|| lock.acquire_timeout(wait).map(|lease| lease.release().is_ok()),
     ];
     for (call, bound) in calls.iter().zip([400, 300, 300]) {
-        let start = Instant::now();
-        let error = call().expect_err(state);
-        let took = start.elapsed();
+        let (result, took) = timed(call);
+        let error = result.expect_err(state);
         assert_eq!(looks(&error), (variant.into(), code.map(Into::into), retryable), "{state}: {error:?}");
         assert!(took < Duration::from_millis(bound) + SLACK, "{state}: {took:?}");
         assert!(error.to_string().contains('x') || variant == "Redis", "{state}: {error}");

@@ -18,8 +18,41 @@ pub(crate) mod server;
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
+<<<<<<< HEAD
+=======
+use std::thread;
+use std::time::{Duration, Instant};
+>>>>>>> 2ad7a8001ccc5ee8ee4117a3ba55f6ef325d0f36
 
 pub(crate) use self::eventually::{POLL, eventually};
+
+/// What a call gives and how long it took, less the time for which the machine let nobody run.
+///
+/// A thread beside the call sleeps a little again and again. What it sleeps too long, by more than a busy machine's
+/// scheduling explains, the call cannot be blamed for.
+pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    const NAP: Duration = Duration::from_millis(5);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let napper = scope.spawn(|| {
+            let mut stolen = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                thread::sleep(NAP);
+                let late = start.elapsed().saturating_sub(NAP);
+                if late > Duration::from_millis(20) {
+                    stolen += late;
+                }
+            }
+            stolen
+        });
+        let start = Instant::now();
+        let result = call();
+        let took = start.elapsed();
+        done.store(true, Ordering::Relaxed);
+        (result, took.saturating_sub(napper.join().expect("no panic")))
+    })
+}
 
 /// The number of threads of this process whose name starts with `prefix`. Linux keeps 15 bytes of a name.
 pub(crate) fn threads_named(prefix: &str) -> usize {
