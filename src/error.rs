@@ -81,10 +81,11 @@ pub enum Error {
         size: u32,
     },
 
-    /// The server is at `maxmemory` and refuses new tickets; leases that are held go on. Free memory on the server.
-    #[error("the server is out of memory and takes no new ticket for `{lock}`")]
+    /// The server is at `maxmemory` and refuses new tickets and fenced writes, of which nothing was done; leases that are
+    /// held go on. Free memory on the server.
+    #[error("the server is out of memory and takes nothing new for `{lock}`")]
     OutOfMemory {
-        /// The lock's name.
+        /// The lock's name, or the gate's target.
         lock: Box<str>,
     },
 
@@ -95,8 +96,9 @@ pub enum Error {
         context: Box<str>,
     },
 
-    /// A key of this lock holds something this library did not write, or the server answered what the protocol
-    /// does not know. Nothing was changed. Use another name or prefix, or remove the foreign key.
+    /// A key of this lock holds something this library did not write, a fenced write does not fit what its key holds,
+    /// or the server answered what the protocol does not know. Nothing was changed. Use another name or prefix, or
+    /// remove the foreign key.
     #[error("{0}")]
     Protocol(String),
 

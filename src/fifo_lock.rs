@@ -326,6 +326,11 @@ impl FifoLock {
         granted.map(|grant| Held::begin(attempt, grant, bound)).transpose()
     }
 
+    /// The room of this lock.
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
     fn timed_out(&self, waited: Duration) -> Error {
         Error::Timeout { lock: self.name().into(), waited }
     }

@@ -5,7 +5,7 @@ mod client;
 mod clock;
 mod engine;
 mod error;
-mod fence;
+pub mod fence;
 mod fifo_lock;
 mod guard;
 mod holding;

@@ -1,6 +1,6 @@
 //! The Lua scripts, one per transition.
 
-use crate::protocol::Command;
+use crate::protocol::{Command, gate};
 
 /// One script: its index is its place in the list of digests a connection keeps.
 pub(super) struct Script {
@@ -9,7 +9,7 @@ pub(super) struct Script {
 }
 
 /// The number of scripts.
-pub(super) const COUNT: usize = 6;
+pub(super) const COUNT: usize = 8;
 
 /// All scripts, in the order of [`index`].
 pub(super) static SCRIPTS: [Script; COUNT] = [
@@ -55,6 +55,12 @@ pub(super) static SCRIPTS: [Script; COUNT] = [
             include_str!("../../scripts/evict.lua"),
         ),
     },
+    Script {
+        source: concat!(include_str!("../../scripts/lib/gate.lua"), include_str!("../../scripts/newest.lua")),
+    },
+    Script {
+        source: concat!(include_str!("../../scripts/lib/gate.lua"), include_str!("../../scripts/apply.lua")),
+    },
 ];
 
 /// The script that runs `command`.
@@ -66,5 +72,13 @@ pub(super) fn index(command: &Command) -> usize {
         Command::Abandon { .. } => 3,
         Command::Inspect { .. } => 4,
         Command::Evict { .. } => 5,
+    }
+}
+
+/// The script that runs `call` at a gate.
+pub(super) fn gate_index(call: &gate::Call) -> usize {
+    match call {
+        gate::Call::Newest => 6,
+        gate::Call::Apply { .. } => 7,
     }
 }

@@ -6,6 +6,8 @@
 //! The module is public for the tests of this repository (differential, model check, fuzz) and for people who
 //! explore the protocol; it is hidden because its shape follows the scripts and carries no promise of stability.
 
+pub mod gate;
+pub mod keyspace;
 pub mod machine;
 mod record;
 mod reply;

@@ -3,6 +3,7 @@
 mod crashes;
 mod exclusion;
 mod faults;
+mod gate;
 mod idempotency_keys;
 mod residue;
 mod support;
