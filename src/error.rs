@@ -111,6 +111,22 @@ pub enum Error {
         newest: Fence,
     },
 
+    /// The key of a job was used for another payload. Nothing was begun; the caller mixed up its keys.
+    #[error("the key {key} was used for another payload")]
+    PayloadMismatch {
+        /// The job's key.
+        key: Box<str>,
+    },
+
+    /// Somebody works on the job, or holds the lock that it needs. Try again later.
+    #[error("{key} has to wait: `{owner}` holds its lock")]
+    InProgress {
+        /// The job's key.
+        key: Box<str>,
+        /// The client that does: `host-pid-random`.
+        owner: Box<str>,
+    },
+
     /// The operating system refused a thread. Lower the number of leases held or threads waiting at once.
     #[error("no thread could be started for `{lock}`: {why}")]
     Thread {
@@ -139,12 +155,14 @@ impl Error {
             | Error::Pool { .. }
             | Error::OutOfMemory { .. }
             | Error::ReadOnly { .. }
+            | Error::InProgress { .. }
             | Error::Thread { .. } => true,
             Error::Redis { source, .. } => crate::engine::is_transient(source),
             Error::LeaseLost { .. }
             | Error::WouldDeadlock { .. }
             | Error::Config(_)
             | Error::Protocol(_)
+            | Error::PayloadMismatch { .. }
             | Error::FencedOut { .. } => false,
         }
     }

@@ -43,6 +43,11 @@ impl LockKeys {
             bell: format!("{base}:bell:{client}").into(),
         })
     }
+
+    /// `PREFIX:{NAME}:`, with which all of them begin.
+    fn base(&self) -> &str {
+        self.lock.strip_suffix("lock").unwrap_or(&self.lock)
+    }
 }
 
 /// The keys of one gate.
@@ -66,8 +71,7 @@ impl GateKeys {
     pub(crate) fn new(prefix: &str, target: &str, lock: Option<&LockKeys>) -> Result<GateKeys, Error> {
         check_target(prefix, target)?;
         let gate = match lock {
-            // What ends in `lock` begins with the base of all keys of that lock.
-            Some(lock) => format!("{}gate:{}", lock.lock.trim_end_matches("lock"), encode(target)),
+            Some(lock) => format!("{}gate:{}", lock.base(), encode(target)),
             None => match hash_tag(target) {
                 Some(tag) => format!("{prefix}:gate:{{{tag}}}:{}", encode(target)),
                 None if target.contains(['{', '}']) => format!("{prefix}:gate:{{}}:{}", encode(target)),
@@ -76,6 +80,18 @@ impl GateKeys {
         };
         Ok(GateKeys { target: target.into(), gate: gate.into(), lock: lock.map(|lock| lock.lock.clone()) })
     }
+}
+
+/// Spells the record of the job `key` under the lock that `lock` spells: `PREFIX:{NAME}:job:KEY`.
+#[cfg(feature = "idempotency")]
+pub(crate) fn job(lock: &LockKeys, key: &str) -> Box<str> {
+    format!("{}job:{}", lock.base(), encode(key)).into()
+}
+
+/// The name of the lock that the job `key` has for itself.
+#[cfg(feature = "idempotency")]
+pub(crate) fn job_lock(key: &str) -> String {
+    format!("job:{key}")
 }
 
 /// Refuses to write to a key that is one of this library's own.
@@ -90,7 +106,7 @@ pub(crate) fn check_target(prefix: &str, key: &str) -> Result<(), Error> {
         let part = |rest: &str| rest.rsplit_once('}').map(|(_, part)| part.to_owned());
         let of_lock = |part: String| {
             matches!(&*part, ":lock" | ":queue" | ":lost")
-                || [":bell:", ":gate:", ":job"].iter().any(|word| part.starts_with(word))
+                || [":bell:", ":gate:", ":job:"].iter().any(|word| part.starts_with(word))
         };
         rest.starts_with("gate:{") || (rest.starts_with('{') && part(rest).is_some_and(of_lock))
     });

@@ -12,8 +12,10 @@ use parking_lot::{Condvar, Mutex};
 use super::{Bell, Engine, Failure, Heard};
 use crate::clock::{self, Moment};
 use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job::{self, Job};
 use crate::protocol::keyspace::{Content, Keyspace};
-use crate::protocol::{Command, Reply, State, Terms, apply, gate};
+use crate::protocol::{Command, Record, Reply, State, Terms, apply, gate};
 
 /// After this many calls, locks of which no key is left are forgotten.
 const SWEEP_EVERY: u32 = 1024;
@@ -56,6 +58,9 @@ struct Locks {
     states: HashMap<Box<str>, State>,
     /// Gates, and what is written through them.
     keys: Keyspace,
+    /// Jobs, by the key of the record.
+    #[cfg(feature = "idempotency")]
+    jobs: HashMap<Box<str>, Job>,
     /// Calls since the last sweep.
     calls: u32,
     /// The newest time given out, microseconds: a server's clock that is stepped back is not what memory is for.
@@ -78,7 +83,16 @@ impl Locks {
                 !state.is_empty()
             });
             self.keys.expire(now_us);
+            #[cfg(feature = "idempotency")]
+            self.jobs.retain(|_, job| job.expires > now_us);
         }
+    }
+
+    /// The record of the lock whose record is the key `lock`.
+    fn record(states: &mut HashMap<Box<str>, State>, lock: &str, now_us: u64) -> Option<Record> {
+        let state = states.get_mut(lock)?;
+        state.expire(now_us);
+        state.record.clone()
     }
 }
 
@@ -149,13 +163,22 @@ impl Engine for MemoryServer {
         let mut locks = self.inner.locks.lock();
         let now_us = locks.now();
         locks.sweep(now_us);
-        let Locks { states, keys: space, .. } = &mut *locks;
-        let record = keys.lock.as_ref().and_then(|lock| {
-            let state = states.get_mut(lock)?;
-            state.expire(now_us);
-            state.record.as_ref()
-        });
-        Ok(gate::apply(space, &keys.gate, record, now_us, call))
+        let record = keys.lock.as_ref().and_then(|lock| Locks::record(&mut locks.states, lock, now_us));
+        Ok(gate::apply(&mut locks.keys, &keys.gate, record.as_ref(), now_us, call))
+    }
+
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, _by: Moment) -> Result<job::Reply, Failure> {
+        let mut locks = self.inner.locks.lock();
+        let now_us = locks.now();
+        locks.sweep(now_us);
+        let record = Locks::record(&mut locks.states, &keys.lock, now_us);
+        let mut slot = locks.jobs.remove(job);
+        let reply = job::apply(&mut slot, record.as_ref(), now_us, call);
+        if let Some(kept) = slot {
+            locks.jobs.insert(job.into(), kept);
+        }
+        Ok(reply)
     }
 
     fn bell(&self, keys: &LockKeys, _by: Moment) -> Result<Box<dyn Bell>, Failure> {

@@ -5,6 +5,8 @@
 
 mod connection;
 mod gate_wire;
+#[cfg(feature = "idempotency")]
+mod job_wire;
 mod memory;
 mod redis;
 mod scripts;
@@ -15,6 +17,8 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
 use crate::protocol::machine::Ring;
 use crate::protocol::{Command, Reply, Terms, gate};
 
@@ -29,6 +33,10 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Runs one call at a gate, once, and answers by `by` at the latest.
     fn gate(&self, keys: &GateKeys, call: &gate::Call, by: Moment) -> Result<gate::Reply, Failure>;
+
+    /// Runs one call about the job whose record is the key `job`, once, and answers by `by` at the latest.
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, by: Moment) -> Result<job::Reply, Failure>;
 
     /// Opens the bell of the calling client on one lock.
     fn bell(&self, keys: &LockKeys, by: Moment) -> Result<Box<dyn Bell>, Failure>;

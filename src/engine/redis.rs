@@ -10,10 +10,14 @@ use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError, Value};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use super::connection::{Endpoint, Manager};
+#[cfg(feature = "idempotency")]
+use super::job_wire;
 use super::{Bell, Engine, Failure, Heard, gate_wire, scripts, wire};
 use crate::clock::{self, Moment};
 use crate::error::Error;
 use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
 use crate::protocol::{Command, Reply, Terms, gate};
 
 /// How much longer than its own timeout a BLPOP may take to answer: the server looks at its clock ten times a second.
@@ -142,6 +146,14 @@ impl Engine for RedisEngine {
         let failed = |error, sent| gate_wire::failure(keys, error, sent);
         let value = self.run(scripts::gate_index(call), by, encode, failed)?;
         gate_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
+    }
+
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, by: Moment) -> Result<job::Reply, Failure> {
+        let encode = |cmd: &mut Cmd| job_wire::encode(cmd, keys, job, call);
+        let failed = |error, sent| job_wire::failure(keys, job, call, error, sent);
+        let value = self.run(scripts::job_index(call), by, encode, failed)?;
+        job_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
     }
 
     fn bell(&self, keys: &LockKeys, by: Moment) -> Result<Box<dyn Bell>, Failure> {

@@ -1,5 +1,7 @@
 //! The Lua scripts, one per transition.
 
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
 use crate::protocol::{Command, gate};
 
 /// One script: its index is its place in the list of digests a connection keeps.
@@ -9,7 +11,7 @@ pub(super) struct Script {
 }
 
 /// The number of scripts.
-pub(super) const COUNT: usize = 8;
+pub(super) const COUNT: usize = if cfg!(feature = "idempotency") { 12 } else { 8 };
 
 /// All scripts, in the order of [`index`].
 pub(super) static SCRIPTS: [Script; COUNT] = [
@@ -61,6 +63,38 @@ pub(super) static SCRIPTS: [Script; COUNT] = [
     Script {
         source: concat!(include_str!("../../scripts/lib/gate.lua"), include_str!("../../scripts/apply.lua")),
     },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/begin.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/finish.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/show.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/clear.lua"),
+        ),
+    },
 ];
 
 /// The script that runs `command`.
@@ -80,5 +114,16 @@ pub(super) fn gate_index(call: &gate::Call) -> usize {
     match call {
         gate::Call::Newest => 6,
         gate::Call::Apply { .. } => 7,
+    }
+}
+
+/// The script that runs `call` about a job.
+#[cfg(feature = "idempotency")]
+pub(super) fn job_index(call: &job::Call) -> usize {
+    match call {
+        job::Call::Begin { .. } => 8,
+        job::Call::Finish { .. } => 9,
+        job::Call::Show => 10,
+        job::Call::Clear => 11,
     }
 }

@@ -7,6 +7,8 @@
 //! explore the protocol; it is hidden because its shape follows the scripts and carries no promise of stability.
 
 pub mod gate;
+#[cfg(feature = "idempotency")]
+pub mod job;
 pub mod keyspace;
 pub mod machine;
 mod record;

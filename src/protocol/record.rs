@@ -26,7 +26,7 @@ pub struct Record {
     pub pos: u64,
     /// When this record was created or the lost list was last cut: a fence below it predates what we remember.
     pub born: u64,
-    /// Clients that did not pick up a grant, oldest first, at most [`SUSPECTS`].
+    /// Clients that did not pick up a grant, oldest first, at most 16.
     pub suspects: Vec<Box<str>>,
     /// The position of the holder; 0 without one.
     pub place: u64,
