@@ -4,7 +4,7 @@
 -- KEYS[1] -> fifo:{NAME}:lock       (string) the record of the lock
 -- KEYS[2] -> fifo:{NAME}:queue      (zset)   not used
 -- KEYS[3] -> fifo:{NAME}:lost       (zset)   not used
--- KEYS[4] -> fifo:{NAME}:job:KEY    (hash)   the record of the job
+-- KEYS[4] -> fifo:{NAME}:job:KEY    (hash)   the record of the job; fifo:{job:KEY}:job if the lock is its own
 -- ARGV[1] -> ticket
 -- ARGV[2] -> fence
 -- ARGV[3] -> fingerprint of the payload, or ''

@@ -3,7 +3,7 @@
 -- KEYS[1] -> fifo:{NAME}:lock       (string) the record of the lock
 -- KEYS[2] -> fifo:{NAME}:queue      (zset)   not used
 -- KEYS[3] -> fifo:{NAME}:lost       (zset)   not used
--- KEYS[4] -> fifo:{NAME}:job:KEY    (hash)   the record of the job
+-- KEYS[4] -> fifo:{NAME}:job:KEY    (hash)   the record of the job; fifo:{job:KEY}:job if the lock is its own
 -- Returns {stage, live, holder, attempt, fence, owner, age_ms, print, reclaimed, memo}
 --         (stage: 1 pending, 2 to be tried again, 3 done, 4 failed; without memo the last is missing)
 --         {0, 0, holder}   no record

@@ -1,5 +1,7 @@
 //! What can go wrong, one variant for each thing a caller would do differently.
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fence::Fence;
@@ -135,6 +137,19 @@ pub enum Error {
         /// The operating system's words.
         why: Box<str>,
     },
+
+    /// The SQL database could not be reached or answered with an error. What the call did is rolled back, unless
+    /// the connection broke during the commit; as an equal fence may write again, the call can be repeated either
+    /// way. [`is_retryable`](Error::is_retryable) tells a serialization failure, a deadlock or a busy database,
+    /// after which the whole transaction may simply be run again, from what has to be mended first.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[error("{context}")]
+    Sql {
+        /// What was being done, on which table, and the database's words.
+        context: Box<str>,
+        /// The cause: a `postgres::Error` or a `rusqlite::Error`, to be had with `downcast_ref`.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl Error {
@@ -158,6 +173,8 @@ impl Error {
             | Error::InProgress { .. }
             | Error::Thread { .. } => true,
             Error::Redis { source, .. } => crate::engine::is_transient(source),
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Error::Sql { source, .. } => crate::sql::is_transient(source.as_ref()),
             Error::LeaseLost { .. }
             | Error::WouldDeadlock { .. }
             | Error::Config(_)

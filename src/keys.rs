@@ -90,8 +90,14 @@ pub(crate) fn job(lock: &LockKeys, key: &str) -> Box<str> {
 
 /// The name of the lock that the job `key` has for itself.
 #[cfg(feature = "idempotency")]
-pub(crate) fn job_lock(key: &str) -> String {
+pub(crate) fn own_lock(key: &str) -> String {
     format!("job:{key}")
+}
+
+/// Spells the record of the job whose own lock `lock` spells: `PREFIX:{job:KEY}:job`.
+#[cfg(feature = "idempotency")]
+pub(crate) fn own_job(lock: &LockKeys) -> Box<str> {
+    format!("{}job", lock.base()).into()
 }
 
 /// Refuses to write to a key that is one of this library's own.
@@ -105,7 +111,7 @@ pub(crate) fn check_target(prefix: &str, key: &str) -> Result<(), Error> {
     let ours = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(':')).is_some_and(|rest| {
         let part = |rest: &str| rest.rsplit_once('}').map(|(_, part)| part.to_owned());
         let of_lock = |part: String| {
-            matches!(&*part, ":lock" | ":queue" | ":lost")
+            matches!(&*part, ":lock" | ":queue" | ":lost" | ":job")
                 || [":bell:", ":gate:", ":job:"].iter().any(|word| part.starts_with(word))
         };
         rest.starts_with("gate:{") || (rest.starts_with('{') && part(rest).is_some_and(of_lock))

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::time::Duration;
 
-use crate::clock::{self, Moment};
+use crate::clock;
 use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::holding::Held;
-use crate::waiting::{Attempt, Outcome};
+use crate::waiting::{Attempt, Grant, Outcome};
 
 /// A place in the queue of a lock, made by [`FifoLock::enqueue`](crate::FifoLock::enqueue).
 ///
@@ -56,7 +56,7 @@ impl Ticket {
     /// As [`FifoLock::lock`](crate::FifoLock::lock); the place is given up then. [`Error::Config`] if the ticket was
     /// granted before.
     pub fn wait(self) -> Result<LockGuard, Error> {
-        match self.wait_until(Moment::NEVER)? {
+        match self.redeem(Duration::MAX)? {
             Some(guard) => Ok(guard),
             None => Err(Error::Timeout { lock: self.name.clone(), waited: Duration::MAX }),
         }
@@ -69,7 +69,7 @@ impl Ticket {
     /// As [`FifoLock::lock`](crate::FifoLock::lock), with the place kept. [`Error::Config`] if the ticket was granted
     /// before.
     pub fn wait_for(&self, wait: Duration) -> Result<Option<LockGuard>, Error> {
-        self.wait_until(clock::now().after(wait))
+        self.redeem(wait)
     }
 
     /// Gives the place up.
@@ -79,14 +79,14 @@ impl Ticket {
         drop(self);
     }
 
-    fn wait_until(&self, deadline: Moment) -> Result<Option<LockGuard>, Error> {
+    fn redeem(&self, wait: Duration) -> Result<Option<LockGuard>, Error> {
         let Some(mut attempt) = self.attempt.take() else {
             return Err(Error::Config(format!(
                 "this ticket for `{}` was granted before; take a new one",
                 self.name
             )));
         };
-        match try_wait(&mut attempt, deadline) {
+        match try_wait(&mut attempt, wait) {
             Ok(Some(grant)) => Held::begin(attempt, grant, true).map(|held| Some(LockGuard::new(held))),
             other => {
                 attempt.park();
@@ -98,8 +98,9 @@ impl Ticket {
 }
 
 /// Asks, with the old position, and waits if need be.
-fn try_wait(attempt: &mut Attempt, deadline: Moment) -> Result<Option<crate::waiting::Grant>, Error> {
-    attempt.resume()?;
+fn try_wait(attempt: &mut Attempt, wait: Duration) -> Result<Option<Grant>, Error> {
+    attempt.resume(!wait.is_zero())?;
+    let deadline = clock::now().after(wait);
     // Asking once takes a call, whatever the deadline.
     let first = deadline.max(clock::now().after(attempt.room().shared.call_timeout));
     match attempt.ask(true, first)? {

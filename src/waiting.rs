@@ -518,9 +518,9 @@ impl Attempt {
         self.room.take(&self.ticket, grant.fence, owner);
     }
 
-    /// Takes a parked ticket up again. Refuses a thread that would wait for itself.
-    pub(crate) fn resume(&self) -> Result<(), Error> {
-        self.room.open(&self.ticket, true)
+    /// Takes a parked ticket up again; `waits` as for [`open`](Attempt::open).
+    pub(crate) fn resume(&self, waits: bool) -> Result<(), Error> {
+        self.room.open(&self.ticket, waits)
     }
 
     /// Notes that the server does not know the ticket: it was not queued.

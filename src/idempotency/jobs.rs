@@ -400,16 +400,15 @@ impl Idempotency {
     }
 
     fn spot(&self, key: &IdempotencyKey) -> Result<Spot, Error> {
-        let lock = match &self.place {
-            Place::Lock(lock) => lock.clone(),
-            Place::Own { client, lease, max_hold } => client
-                .builder(&keys::job_lock(key.as_str()))
-                .lease(*lease)
-                .max_hold(*max_hold)
-                .idle(LOCK_IDLE)
-                .build()?,
+        let (lock, record) = match &self.place {
+            Place::Lock(lock) => (lock.clone(), keys::job(&lock.room().keys, key.as_str())),
+            Place::Own { client, lease, max_hold } => {
+                let lock = client.builder(&keys::own_lock(key.as_str()));
+                let lock = lock.lease(*lease).max_hold(*max_hold).idle(LOCK_IDLE).build()?;
+                let record = keys::own_job(&lock.room().keys);
+                (lock, record)
+            }
         };
-        let record = keys::job(&lock.room().keys, key.as_str());
         Ok(Spot { lock, key: key.as_str().into(), record })
     }
 }

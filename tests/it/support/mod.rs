@@ -12,6 +12,7 @@ pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod resp;
 pub(crate) mod roles;
+pub(crate) mod scripts;
 pub(crate) mod server;
 
 use std::fs;
