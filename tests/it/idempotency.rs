@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::support::child::Child;
 use crate::support::dice::Dice;
 use crate::support::eventually;
+use crate::support::proxy::{Proxy, Swallow};
 use crate::support::server::Server;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -351,6 +352,31 @@ fn results_are_remembered_for_their_own_time_and_leave_nothing() {
     );
     ended.expect("recorded");
     assert_eq!(jobs.get_result(&key(2)).expect("an answer"), JobResult::Done(3));
+}
+
+/// The calls that begin and end a job may be repeated: the same grant gets the same answer.
+#[test]
+fn a_lost_reply_is_no_second_attempt() {
+    let server = Server::start();
+    for how in [Swallow::Cut, Swallow::Silence, Swallow::CutBefore] {
+        let proxy = Proxy::start(server.addr());
+        let client = LockClient::options().url(&proxy.url()).call_timeout(Duration::from_millis(300)).build();
+        let jobs =
+            client.expect("a client").fifo_lock("x").expect("a lock").idempotency().build().expect("jobs");
+        let payload = json!({"amount": 100});
+        // Only what begins or ends the job carries the fingerprint of the payload.
+        let print = IdempotencyKey::new("job", &payload).expect("a key");
+        jobs.status(&key(1)).expect("connected");
+        let fault = proxy.swallow_next_reply(print.fingerprint(), how);
+        let claim = begun(jobs.begin_for(&key(1), &payload));
+        assert!(fault.happened());
+        assert_eq!(claim.attempt(), 1, "one attempt, not two");
+        let fault = proxy.swallow_next_reply(print.fingerprint(), how);
+        claim.complete(&1).expect("recorded");
+        assert!(fault.happened());
+        assert_eq!(jobs.get_result(&key(1)).expect("an answer"), JobResult::Done(1));
+        assert!(jobs.clear(&key(1)).expect("an answer"));
+    }
 }
 
 /// Random calls by two clients, on both engines: all answers alike.

@@ -14,6 +14,7 @@ use redis_fifo_lock::{ClientBuilder, Error, FifoLock, LockClient, MemoryServer};
 use serde_json::json;
 
 use crate::support::child::Child;
+use crate::support::dice::Dice;
 use crate::support::eventually;
 use crate::support::server::Server;
 
@@ -97,6 +98,40 @@ fn a_worker_that_wakes_too_late_can_neither_end_the_job_nor_write() {
     let mut connection = server.connection();
     let written: String = redis::cmd("GET").arg("{x}:target").query(&mut connection).expect("a string");
     assert_eq!(written, "successor");
+}
+
+/// A37, with the gap that others have between *begin* and *acquire*: a worker is stopped for longer than its lease at any
+/// point of `run_once`, again and again.
+#[test]
+fn a_worker_that_is_stopped_anywhere_does_not_make_a_job_run_twice() {
+    let server = Server::start();
+    let mut worker = Child::spawn("jobs", &[&server.url(), "x", "60"]);
+    assert_eq!(worker.line(LONG).as_deref(), Some("ready"));
+    let lock = lock(&LockClient::options().url(&server.url()), 1000);
+    let mut dice = Dice::new(1);
+    let (mut early, mut late, mut stopped) = (0, 0, 0);
+    for round in 0..60 {
+        worker.send(&round.to_string());
+        let longest = *dice.pick(&[1500, 8000]);
+        thread::sleep(Duration::from_micros(dice.below(longest)));
+        worker.sigstop();
+        let outcome: Ran = lock.run_once(&key(round), &RunOnce::new(), |_| {
+            worker.sigcont();
+            // What the worker says now, it says while its successor holds the lock.
+            thread::sleep(Duration::from_millis(5));
+            Ok(2)
+        });
+        worker.sigcont();
+        let theirs = worker.line(LONG).expect("an answer");
+        match (outcome.expect("an outcome"), &*theirs) {
+            // It was done with it before it was stopped, or had not begun.
+            (Outcome::Done(1), "Ok(Ran(1))") => early += 1,
+            (Outcome::Ran(2), "Ok(Done(2))") => late += 1,
+            (Outcome::Ran(2), theirs) if theirs.starts_with("Err(NotRecorded(LeaseLost") => stopped += 1,
+            (mine, theirs) => panic!("round {round}: {mine:?} here, {theirs} there"),
+        }
+    }
+    assert!(early > 0 && stopped > 0, "{early} early, {late} late, {stopped} stopped");
 }
 
 /// The same with nobody but waiters: the killed worker's job goes to exactly one of them.

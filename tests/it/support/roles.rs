@@ -21,6 +21,8 @@ pub(crate) fn play(role: &str, args: &[&str]) {
         }
         #[cfg(feature = "idempotency")]
         ("job", [url, name, lease_ms, id]) => job(url, name, lease_ms, number(id)),
+        #[cfg(feature = "idempotency")]
+        ("jobs", [url, name, lease_ms]) => jobs(&lock(url, name, lease_ms)),
         other => panic!("no such role: {other:?}"),
     }
 }
@@ -131,4 +133,18 @@ fn job(url: &str, name: &str, lease_ms: &str, id: u64) {
         Ok::<u64, String>(1)
     });
     say(&format!("{result:?}"));
+}
+
+/// Does the job of each number that it hears, and says what came of it.
+#[cfg(feature = "idempotency")]
+fn jobs(lock: &FifoLock) {
+    use redis_fifo_lock::idempotency::{IdempotencyKey, RunOnce};
+
+    lock.status().expect("connected");
+    say("ready");
+    while let Some(id) = hear() {
+        let key = IdempotencyKey::new("job", &serde_json::json!({ "id": number(&id) })).expect("a key");
+        let result = lock.run_once(&key, &RunOnce::new(), |_| Ok::<u64, String>(1));
+        say(&format!("{result:?}"));
+    }
 }
