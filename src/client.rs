@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// Who we are in queues.
     pub(crate) id: ClientId,
     /// Before every key.
-    prefix: Box<str>,
+    pub(crate) prefix: Box<str>,
     /// Tickets taken.
     tickets: AtomicU64,
     /// A room per lock that is in use, by name.
@@ -241,6 +241,11 @@ impl LockClient {
         });
         let handle = Arc::new(Handle { shared: Arc::downgrade(&shared) });
         LockClient { shared, handle }
+    }
+
+    /// What everything made from this client shares.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The room of the lock `name`, with the token that counts the user's handles.

@@ -83,10 +83,11 @@ pub enum Error {
         size: u32,
     },
 
-    /// The server is at `maxmemory` and refuses new tickets; leases that are held go on. Free memory on the server.
-    #[error("the server is out of memory and takes no new ticket for `{lock}`")]
+    /// The server is at `maxmemory` and refuses new tickets and fenced writes, of which nothing was done; leases that are
+    /// held go on. Free memory on the server.
+    #[error("the server is out of memory and takes nothing new for `{lock}`")]
     OutOfMemory {
-        /// The lock's name.
+        /// The lock's name, or the gate's target.
         lock: Box<str>,
     },
 
@@ -97,8 +98,9 @@ pub enum Error {
         context: Box<str>,
     },
 
-    /// A key of this lock holds something this library did not write, or the server answered what the protocol
-    /// does not know. Nothing was changed. Use another name or prefix, or remove the foreign key.
+    /// A key of this lock holds something this library did not write, a fenced write does not fit what its key holds,
+    /// or the server answered what the protocol does not know. Nothing was changed. Use another name or prefix, or
+    /// remove the foreign key.
     #[error("{0}")]
     Protocol(String),
 
@@ -109,6 +111,22 @@ pub enum Error {
         fence: Fence,
         /// The newest fence known.
         newest: Fence,
+    },
+
+    /// The key of a job was used for another payload. Nothing was begun; the caller mixed up its keys.
+    #[error("the key {key} was used for another payload")]
+    PayloadMismatch {
+        /// The job's key.
+        key: Box<str>,
+    },
+
+    /// Somebody works on the job, or holds the lock that it needs. Try again later.
+    #[error("{key} has to wait: `{owner}` holds its lock")]
+    InProgress {
+        /// The job's key.
+        key: Box<str>,
+        /// The client that does: `host-pid-random`.
+        owner: Box<str>,
     },
 
     /// The operating system refused a thread. Lower the number of leases held or threads waiting at once.
@@ -152,6 +170,7 @@ impl Error {
             | Error::Pool { .. }
             | Error::OutOfMemory { .. }
             | Error::ReadOnly { .. }
+            | Error::InProgress { .. }
             | Error::Thread { .. } => true,
             Error::Redis { source, .. } => crate::engine::is_transient(source),
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -160,6 +179,7 @@ impl Error {
             | Error::WouldDeadlock { .. }
             | Error::Config(_)
             | Error::Protocol(_)
+            | Error::PayloadMismatch { .. }
             | Error::FencedOut { .. } => false,
         }
     }

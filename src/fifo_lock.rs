@@ -312,7 +312,7 @@ impl FifoLock {
     }
 
     /// Takes the lock by `deadline`, queueing for it if `wait`; `bound` to the calling thread or to nobody.
-    fn obtain(&self, wait: bool, deadline: Moment, bound: bool) -> Result<Option<Held>, Error> {
+    pub(crate) fn obtain(&self, wait: bool, deadline: Moment, bound: bool) -> Result<Option<Held>, Error> {
         let mut attempt = Attempt::open(&self.room, &self.settings, wait)?;
         let first = deadline.max(clock::now().after(FIRST_ATTEMPT));
         let granted = match attempt.ask(wait, first)? {
@@ -324,6 +324,11 @@ impl FifoLock {
             }
         };
         granted.map(|grant| Held::begin(attempt, grant, bound)).transpose()
+    }
+
+    /// The room of this lock.
+    pub(crate) fn room(&self) -> &Arc<Room> {
+        &self.room
     }
 
     fn timed_out(&self, waited: Duration) -> Error {

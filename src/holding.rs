@@ -111,7 +111,7 @@ impl Holding {
         receiver
     }
 
-    fn lost_error(&self) -> Error {
+    pub(crate) fn lost_error(&self) -> Error {
         Error::LeaseLost { lock: self.room.keys.name.clone(), fence: self.fence }
     }
 }

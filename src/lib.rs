@@ -43,14 +43,14 @@
 //! | feature | adds |
 //! |---|---|
 //! | `serde` | `Serialize` and `Deserialize` for [`Fence`] |
-//! | `idempotency` | idempotency keys of payloads |
+//! | `idempotency` | jobs that are done once, and their keys |
 
 mod backoff;
 mod client;
 mod clock;
 mod engine;
 mod error;
-mod fence;
+pub mod fence;
 mod fifo_lock;
 mod guard;
 mod holding;

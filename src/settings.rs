@@ -13,9 +13,9 @@ pub(crate) const SHORTEST_LEASE: Duration = Duration::from_millis(10);
 /// The longest lease.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 /// The longest anything else can be set to: 10 years, so that sums of settings fit everywhere.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// The shortest of the other times.
-const SHORTEST: Duration = Duration::from_millis(1);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The settings of one lock handle.
 #[derive(Clone, Debug)]

@@ -11,8 +11,11 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Bell, Engine, Failure, Heard};
 use crate::clock::{self, Moment};
-use crate::keys::LockKeys;
-use crate::protocol::{Command, Reply, State, Terms, apply};
+use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job::{self, Job};
+use crate::protocol::keyspace::{Content, Keyspace};
+use crate::protocol::{Command, Record, Reply, State, Terms, apply, gate};
 
 /// After this many calls, locks of which no key is left are forgotten.
 const SWEEP_EVERY: u32 = 1024;
@@ -53,6 +56,11 @@ struct Inner {
 struct Locks {
     /// By the key of the record.
     states: HashMap<Box<str>, State>,
+    /// Gates, and what is written through them.
+    keys: Keyspace,
+    /// Jobs, by the key of the record.
+    #[cfg(feature = "idempotency")]
+    jobs: HashMap<Box<str>, Job>,
     /// Calls since the last sweep.
     calls: u32,
     /// The newest time given out, microseconds: a server's clock that is stepped back is not what memory is for.
@@ -74,7 +82,17 @@ impl Locks {
                 state.expire(now_us);
                 !state.is_empty()
             });
+            self.keys.expire(now_us);
+            #[cfg(feature = "idempotency")]
+            self.jobs.retain(|_, job| job.expires > now_us);
         }
+    }
+
+    /// The record of the lock whose record is the key `lock`.
+    fn record(states: &mut HashMap<Box<str>, State>, lock: &str, now_us: u64) -> Option<Record> {
+        let state = states.get_mut(lock)?;
+        state.expire(now_us);
+        state.record.clone()
     }
 }
 
@@ -83,6 +101,40 @@ impl MemoryServer {
     #[must_use]
     pub fn new() -> MemoryServer {
         MemoryServer::default()
+    }
+
+    /// What stands at a key that was written through a [`FenceGate`](crate::fence::FenceGate), as `GET`, `HGETALL`,
+    /// `LRANGE`, `SMEMBERS` or `ZRANGE … WITHSCORES` (here in the order of the members) would give it; `Nil` if there is
+    /// no such key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_fifo_lock::redis::Value;
+    /// use redis_fifo_lock::{LockClient, MemoryServer};
+    ///
+    /// let server = MemoryServer::new();
+    /// let locks = LockClient::options().memory(&server).build()?;
+    /// locks.gate("report:7")?.set_if_fresh("42".parse()?, "draft")?;
+    /// assert_eq!(server.value("report:7"), Value::BulkString(b"draft".to_vec()));
+    /// # Ok::<(), redis_fifo_lock::Error>(())
+    /// ```
+    #[must_use]
+    pub fn value(&self, key: &str) -> redis::Value {
+        let mut locks = self.inner.locks.lock();
+        let now_us = locks.now();
+        let text = |bytes: &[u8]| redis::Value::BulkString(bytes.to_vec());
+        let all = match locks.keys.get(key, now_us) {
+            None => return redis::Value::Nil,
+            Some(Content::String(value)) => return text(value),
+            Some(Content::Hash(fields)) => fields.iter().flat_map(|(f, v)| [text(f), text(v)]).collect(),
+            Some(Content::List(items)) => items.iter().map(|item| text(item)).collect(),
+            Some(Content::Set(members)) => members.iter().map(|member| text(member)).collect(),
+            Some(Content::Sorted(members)) => {
+                members.iter().flat_map(|(m, score)| [text(m), text(score.to_string().as_bytes())]).collect()
+            }
+        };
+        redis::Value::Array(all)
     }
 }
 
@@ -103,6 +155,28 @@ impl Engine for MemoryServer {
         drop(locks);
         if rung {
             self.inner.rung.notify_all();
+        }
+        Ok(reply)
+    }
+
+    fn gate(&self, keys: &GateKeys, call: &gate::Call, _by: Moment) -> Result<gate::Reply, Failure> {
+        let mut locks = self.inner.locks.lock();
+        let now_us = locks.now();
+        locks.sweep(now_us);
+        let record = keys.lock.as_ref().and_then(|lock| Locks::record(&mut locks.states, lock, now_us));
+        Ok(gate::apply(&mut locks.keys, &keys.gate, record.as_ref(), now_us, call))
+    }
+
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, _by: Moment) -> Result<job::Reply, Failure> {
+        let mut locks = self.inner.locks.lock();
+        let now_us = locks.now();
+        locks.sweep(now_us);
+        let record = Locks::record(&mut locks.states, &keys.lock, now_us);
+        let mut slot = locks.jobs.remove(job);
+        let reply = job::apply(&mut slot, record.as_ref(), now_us, call);
+        if let Some(kept) = slot {
+            locks.jobs.insert(job.into(), kept);
         }
         Ok(reply)
     }

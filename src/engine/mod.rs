@@ -4,6 +4,9 @@
 //! retries knows that he does.
 
 mod connection;
+mod gate_wire;
+#[cfg(feature = "idempotency")]
+mod job_wire;
 mod memory;
 mod redis;
 mod scripts;
@@ -13,9 +16,11 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::keys::LockKeys;
+use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
 use crate::protocol::machine::Ring;
-use crate::protocol::{Command, Reply, Terms};
+use crate::protocol::{Command, Reply, Terms, gate};
 
 pub use self::memory::MemoryServer;
 pub(crate) use self::redis::{RedisEngine, RedisOptions};
@@ -25,6 +30,13 @@ pub(crate) use self::wire::is_transient;
 pub(crate) trait Engine: Send + Sync {
     /// Runs one transition, once, and answers by `by` at the latest.
     fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, by: Moment) -> Result<Reply, Failure>;
+
+    /// Runs one call at a gate, once, and answers by `by` at the latest.
+    fn gate(&self, keys: &GateKeys, call: &gate::Call, by: Moment) -> Result<gate::Reply, Failure>;
+
+    /// Runs one call about the job whose record is the key `job`, once, and answers by `by` at the latest.
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, by: Moment) -> Result<job::Reply, Failure>;
 
     /// Opens the bell of the calling client on one lock.
     fn bell(&self, keys: &LockKeys, by: Moment) -> Result<Box<dyn Bell>, Failure>;

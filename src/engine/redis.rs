@@ -7,15 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use r2d2::{NopErrorHandler, Pool, PooledConnection};
-use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError};
+use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError, Value};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use super::connection::{Endpoint, Manager};
-use super::{Bell, Engine, Failure, Heard, scripts, wire};
+#[cfg(feature = "idempotency")]
+use super::job_wire;
+use super::{Bell, Engine, Failure, Heard, gate_wire, scripts, wire};
 use crate::clock::{self, Moment};
 use crate::error::Error;
-use crate::keys::LockKeys;
-use crate::protocol::{Command, Reply, Terms};
+use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
+use crate::protocol::{Command, Reply, Terms, gate};
 
 /// How much longer than its own timeout a BLPOP may take to answer: the server looks at its clock ten times a second.
 const BELL_GRACE: Duration = Duration::from_secs(1);
@@ -105,6 +109,24 @@ impl RedisEngine {
         if urgent && used_up(self.commands.state()) { &self.reserve } else { &self.commands }
     }
 
+    /// Runs script `index` on a connection of `pool` with whatever `encode` appends; `failed` judges an error and whether it came after sending.
+    fn run(
+        &self,
+        pool: &Pool<Manager>,
+        index: usize,
+        by: Moment,
+        encode: impl Fn(&mut Cmd),
+        failed: impl Fn(RedisError, bool) -> Failure,
+    ) -> Result<Value, Failure> {
+        let mut link = self.checkout(pool, by, |error| failed(error, false))?;
+        let timeout = if by == Moment::NEVER {
+            self.options.call_timeout
+        } else {
+            by.left().min(self.options.call_timeout)
+        };
+        link.run(&self.endpoint, index, timeout, encode).map_err(|error| failed(error, true))
+    }
+
     /// Takes a connection, waiting for one no longer than the connect timeout and `by` allow.
     fn checkout(
         &self,
@@ -139,19 +161,25 @@ fn keepalive() -> redis::io::tcp::socket2::TcpKeepalive {
 
 impl Engine for RedisEngine {
     fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, by: Moment) -> Result<Reply, Failure> {
-        let failed = |error| wire::call_failure(keys, command, error, false);
-        let mut link = self.checkout(self.pool(command), by, failed)?;
-        let timeout = if by == Moment::NEVER {
-            self.options.call_timeout
-        } else {
-            by.left().min(self.options.call_timeout)
-        };
-        let value = link
-            .run(&self.endpoint, scripts::index(command), timeout, |cmd| {
-                wire::encode(cmd, keys, terms, command)
-            })
-            .map_err(|error| wire::call_failure(keys, command, error, true))?;
+        let encode = |cmd: &mut Cmd| wire::encode(cmd, keys, terms, command);
+        let failed = |error, sent| wire::call_failure(keys, command, error, sent);
+        let value = self.run(self.pool(command), scripts::index(command), by, encode, failed)?;
         wire::decode(command, &value).map_err(|error| Failure { error, sent: true, retry: false })
+    }
+
+    fn gate(&self, keys: &GateKeys, call: &gate::Call, by: Moment) -> Result<gate::Reply, Failure> {
+        let encode = |cmd: &mut Cmd| gate_wire::encode(cmd, keys, call);
+        let failed = |error, sent| gate_wire::failure(keys, error, sent);
+        let value = self.run(&self.commands, scripts::gate_index(call), by, encode, failed)?;
+        gate_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
+    }
+
+    #[cfg(feature = "idempotency")]
+    fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, by: Moment) -> Result<job::Reply, Failure> {
+        let encode = |cmd: &mut Cmd| job_wire::encode(cmd, keys, job, call);
+        let failed = |error, sent| job_wire::failure(keys, job, call, error, sent);
+        let value = self.run(&self.commands, scripts::job_index(call), by, encode, failed)?;
+        job_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
     }
 
     fn bell(&self, keys: &LockKeys, by: Moment) -> Result<Box<dyn Bell>, Failure> {

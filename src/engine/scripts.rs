@@ -1,6 +1,8 @@
 //! The Lua scripts, one per transition.
 
-use crate::protocol::Command;
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
+use crate::protocol::{Command, gate};
 
 /// One script: its index is its place in the list of digests a connection keeps.
 pub(super) struct Script {
@@ -9,7 +11,7 @@ pub(super) struct Script {
 }
 
 /// The number of scripts.
-pub(super) const COUNT: usize = 6;
+pub(super) const COUNT: usize = if cfg!(feature = "idempotency") { 12 } else { 8 };
 
 /// All scripts, in the order of [`index`].
 pub(super) static SCRIPTS: [Script; COUNT] = [
@@ -55,6 +57,44 @@ pub(super) static SCRIPTS: [Script; COUNT] = [
             include_str!("../../scripts/evict.lua"),
         ),
     },
+    Script {
+        source: concat!(include_str!("../../scripts/lib/gate.lua"), include_str!("../../scripts/newest.lua")),
+    },
+    Script {
+        source: concat!(include_str!("../../scripts/lib/gate.lua"), include_str!("../../scripts/apply.lua")),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/begin.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/finish.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/show.lua"),
+        ),
+    },
+    #[cfg(feature = "idempotency")]
+    Script {
+        source: concat!(
+            include_str!("../../scripts/lib/record.lua"),
+            include_str!("../../scripts/lib/job.lua"),
+            include_str!("../../scripts/clear.lua"),
+        ),
+    },
 ];
 
 /// The script that runs `command`.
@@ -66,5 +106,24 @@ pub(super) fn index(command: &Command) -> usize {
         Command::Abandon { .. } => 3,
         Command::Inspect { .. } => 4,
         Command::Evict { .. } => 5,
+    }
+}
+
+/// The script that runs `call` at a gate.
+pub(super) fn gate_index(call: &gate::Call) -> usize {
+    match call {
+        gate::Call::Newest => 6,
+        gate::Call::Apply { .. } => 7,
+    }
+}
+
+/// The script that runs `call` about a job.
+#[cfg(feature = "idempotency")]
+pub(super) fn job_index(call: &job::Call) -> usize {
+    match call {
+        job::Call::Begin { .. } => 8,
+        job::Call::Finish { .. } => 9,
+        job::Call::Show => 10,
+        job::Call::Clear => 11,
     }
 }

@@ -118,7 +118,7 @@ fn inspected(items: &[Value]) -> Option<Reply> {
 }
 
 /// The whole, exact number at `at`.
-fn int(items: &[Value], at: usize) -> Option<u64> {
+pub(super) fn int(items: &[Value], at: usize) -> Option<u64> {
     match items.get(at)? {
         Value::Int(number) => u64::try_from(*number).ok().filter(|number| *number <= EXACT),
         _ => None,
@@ -131,7 +131,7 @@ fn minted(items: &[Value], at: usize) -> Option<u64> {
 }
 
 /// The text at `at`.
-fn text(items: &[Value], at: usize) -> Option<&str> {
+pub(super) fn text(items: &[Value], at: usize) -> Option<&str> {
     match items.get(at)? {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         Value::SimpleString(text) => Some(text),
@@ -170,32 +170,36 @@ fn verb(command: &Command) -> &'static str {
 }
 
 fn unknown(command: &Command, value: &Value) -> Error {
+    not_understood(verb(command), value)
+}
+
+/// The error for an answer that the protocol does not know.
+pub(super) fn not_understood(doing: &str, value: &Value) -> Error {
     let mut shown = format!("{value:?}");
     shown.truncate(shown.floor_char_boundary(200));
-    Error::Protocol(format!(
-        "the server answered {} with {shown}, which the protocol does not know",
-        verb(command)
-    ))
+    Error::Protocol(format!("the server answered {doing} with {shown}, which the protocol does not know"))
 }
 
 /// Judges an error of the server or the connection to it. `sent` says whether the command may have gone out.
 pub(super) fn failure(keys: &LockKeys, doing: &str, error: RedisError, sent: bool) -> Failure {
+    judge(&keys.name, &[&keys.lock, &keys.queue, &keys.lost], doing, error, sent)
+}
+
+/// [`failure`] for whatever `name` is and keys that are `ours`.
+pub(super) fn judge(name: &str, ours: &[&str], doing: &str, error: RedisError, sent: bool) -> Failure {
     let text = error.to_string();
     // Scripts name a key of another type; Redis 6.2 wraps every error of a script into ERR, and no version keeps
     // the code of one that is raised as text, so the words decide.
     if let Some((_, rest)) = text.split_once("FOREIGN ") {
         let key = rest.split([' ', ':', ',']).next().unwrap_or(rest);
-        let key = [&keys.lock, &keys.queue, &keys.lost]
-            .into_iter()
-            .find(|ours| rest.starts_with(&***ours))
-            .map_or(key, |ours| ours);
+        let key = ours.iter().find(|ours| rest.starts_with(**ours)).map_or(key, |ours| ours);
         let key = rest.split_whitespace().next().filter(|word| word.starts_with(key)).unwrap_or(key);
         let what = format!("`{key}` holds something this library did not write; nothing was changed");
         return Failure { error: Error::Protocol(what), sent: false, retry: false };
     }
-    let context = || format!("{doing} `{}`", keys.name).into_boxed_str();
+    let context = || format!("{doing} `{name}`").into_boxed_str();
     if says(&error, "OOM") {
-        return Failure { error: Error::OutOfMemory { lock: keys.name.clone() }, sent: false, retry: false };
+        return Failure { error: Error::OutOfMemory { lock: name.into() }, sent: false, retry: false };
     }
     if says(&error, "READONLY") {
         return Failure { error: Error::ReadOnly { context: context() }, sent: false, retry: true };

@@ -1,10 +1,20 @@
-//! The fencing token of a grant: a number that only ever grows, for whatever stores the result to check.
+//! The fencing token of a grant, and gates that check it.
+//!
+//! A fence is a number that only ever grows. Whatever stores the result of the work compares it with the newest it has
+//! seen, in the same step as the write: a [`FenceGate`] does that for keys on the server of the lock.
+
+mod gate;
+mod tx;
 
 use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use crate::error::Error;
+
+pub use self::gate::FenceGate;
+pub use self::tx::Tx;
+pub use crate::protocol::keyspace::Answer;
 
 /// The fencing token of one grant.
 ///

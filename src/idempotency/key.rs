@@ -74,13 +74,8 @@ impl IdempotencyKey {
                 "{namespace:?} is no namespace: it must not be empty and must not contain `:` or whitespace"
             )));
         }
-        let mut text = format!("{namespace}:");
-        for byte in Sha256::digest(canonicalize(payload)?) {
-            for nibble in [byte >> 4, byte & 15] {
-                text.extend(char::from_digit(nibble.into(), 16));
-            }
-        }
-        Ok(IdempotencyKey { text: text.into() })
+        let fingerprint = hexadecimal(&Sha256::digest(canonicalize(payload)?));
+        Ok(IdempotencyKey { text: format!("{namespace}:{fingerprint}").into() })
     }
 
     /// Returns the key as text, `NAMESPACE:SHA256`.
@@ -148,6 +143,12 @@ impl AsRef<str> for IdempotencyKey {
     fn as_ref(&self) -> &str {
         &self.text
     }
+}
+
+/// Writes bytes as lower-case hexadecimal digits.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    let nibbles = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    nibbles.filter_map(|nibble| char::from_digit(nibble.into(), 16)).collect()
 }
 
 /// Whether Python calls a character whitespace: what Unicode does, and the four separators of ASCII.

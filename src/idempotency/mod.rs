@@ -1,4 +1,11 @@
-//! Names for jobs that must not run twice: equal jobs get equal keys, on every machine and in Python as well.
+//! Jobs that are done once, however often they are delivered, and their names.
+//!
+//! [`FifoLock::run_once`](crate::FifoLock::run_once) takes the lock, runs the job unless it is done, and remembers its
+//! result, in one call. [`Idempotency`] has the parts.
+//!
+//! # Keys
+//!
+//! Equal jobs get equal keys, on every machine and in Python as well.
 //!
 //! An [`IdempotencyKey`] is a namespace and the SHA-256 of a payload. The payload is first written as canonical JSON
 //! ([`canonicalize`]), so neither the order of a map nor the order of a struct's fields has a say. Keys and canonical
@@ -10,11 +17,21 @@
 //! where `None` should mean *absent*.
 
 mod canonical;
+mod claim;
 mod compound;
+mod jobs;
 mod key;
 mod map_key;
+mod memo;
 mod refusal;
+mod run_once;
 mod spelling;
+mod status;
 
 pub use self::canonical::canonicalize;
+pub use self::claim::{Claim, Failure};
+pub use self::jobs::{Begin, Idempotency, IdempotencyBuilder};
 pub use self::key::IdempotencyKey;
+pub use self::memo::Memo;
+pub use self::run_once::{Conflict, Outcome, RunError, RunOnce};
+pub use self::status::{JobResult, JobStatus};

@@ -6,6 +6,10 @@
 //! The module is public for the tests of this repository (differential, model check, fuzz) and for people who
 //! explore the protocol; it is hidden because its shape follows the scripts and carries no promise of stability.
 
+pub mod gate;
+#[cfg(feature = "idempotency")]
+pub mod job;
+pub mod keyspace;
 pub mod machine;
 mod record;
 mod reply;

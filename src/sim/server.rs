@@ -16,9 +16,11 @@ use crate::clock::{self, Moment};
 use crate::engine::{Bell, Engine, Failure, Heard};
 use crate::error::Error;
 use crate::holding::{Held, Holding};
-use crate::keys::LockKeys;
+use crate::keys::{GateKeys, LockKeys};
+#[cfg(feature = "idempotency")]
+use crate::protocol::job;
 use crate::protocol::machine::Ring;
-use crate::protocol::{Command, Reply, State, Terms, TicketId, apply};
+use crate::protocol::{Command, Reply, State, Terms, TicketId, apply, gate};
 
 /// Server time at the beginning of the simulation's, microseconds.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -333,6 +335,11 @@ impl Lock {
     }
 }
 
+/// The simulation is about waiting, renewal and release; what stands on them makes single calls.
+fn not_simulated() -> Failure {
+    Failure { error: Error::Protocol("not simulated".into()), sent: false, retry: false }
+}
+
 impl Engine for Server {
     fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, by: Moment) -> Result<Reply, Failure> {
         scheduler::holds_nothing("a call");
@@ -404,6 +411,15 @@ impl Engine for Server {
         }
         scheduler::sleep(back);
         Ok(reply)
+    }
+
+    fn gate(&self, _: &GateKeys, _: &gate::Call, _: Moment) -> Result<gate::Reply, Failure> {
+        Err(not_simulated())
+    }
+
+    #[cfg(feature = "idempotency")]
+    fn job(&self, _: &LockKeys, _: &str, _: &job::Call, _: Moment) -> Result<job::Reply, Failure> {
+        Err(not_simulated())
     }
 
     fn bell(&self, keys: &LockKeys, _by: Moment) -> Result<Box<dyn Bell>, Failure> {

@@ -1,6 +1,7 @@
 //! What the tests stand on: private servers, faults, other processes, and records of what happened.
 
 pub(crate) mod child;
+pub(crate) mod dice;
 mod eventually;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
@@ -18,11 +19,8 @@ pub(crate) mod server;
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
-<<<<<<< HEAD
-=======
 use std::thread;
 use std::time::{Duration, Instant};
->>>>>>> 2ad7a8001ccc5ee8ee4117a3ba55f6ef325d0f36
 
 pub(crate) use self::eventually::{POLL, eventually};
 

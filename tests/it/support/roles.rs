@@ -23,6 +23,10 @@ pub(crate) fn play(role: &str, args: &[&str]) {
         ("hold_many", [url, name, lease_ms, locks]) => hold_many(url, name, lease_ms, number(locks)),
         ("names", [url, count]) => names(url, number(count)),
         ("panics", [url, name, threads]) => panics(url, name, number(threads)),
+        #[cfg(feature = "idempotency")]
+        ("job", [url, name, lease_ms, id]) => job(url, name, lease_ms, number(id)),
+        #[cfg(feature = "idempotency")]
+        ("jobs", [url, name, lease_ms]) => jobs(&lock(url, name, lease_ms)),
         other => panic!("no such role: {other:?}"),
     }
 }
@@ -157,4 +161,46 @@ fn rounds(lock: &FifoLock, threads: u64, rounds: u64, dir: &Path) {
         }
     });
     say("done");
+}
+
+/// Does a job, under the lock `name` or, if that is `own`, under its own, and says its fence. Then it answers `write` with
+/// what came of a write through the lock's gate, and `finish` with what came of the whole.
+#[cfg(feature = "idempotency")]
+fn job(url: &str, name: &str, lease_ms: &str, id: u64) {
+    use redis_fifo_lock::idempotency::{Begin, IdempotencyKey, RunOnce};
+
+    let key = IdempotencyKey::new("job", &serde_json::json!({ "id": id })).expect("a key");
+    if name == "own" {
+        let client = LockClient::connect(url).expect("a client");
+        let jobs = client.idempotency().lease(Duration::from_millis(number(lease_ms))).build().expect("jobs");
+        let begin = jobs.begin(&key).expect("an answer");
+        let Begin::Begun(claim) = begin else { panic!("{begin:?}") };
+        say(&claim.fence().to_string());
+        hear();
+        return say(&format!("{:?}", claim.complete("by a child")));
+    }
+    let lock = lock(url, name, lease_ms);
+    let gate = lock.gate("{x}:target").expect("a gate");
+    let result = lock.run_once(&key, &RunOnce::new(), |claim| {
+        say(&claim.fence().to_string());
+        while hear().as_deref() == Some("write") {
+            say(&format!("{:?}", gate.set_if_fresh(claim.fence(), "child")));
+        }
+        Ok::<u64, String>(1)
+    });
+    say(&format!("{result:?}"));
+}
+
+/// Does the job of each number that it hears, and says what came of it.
+#[cfg(feature = "idempotency")]
+fn jobs(lock: &FifoLock) {
+    use redis_fifo_lock::idempotency::{IdempotencyKey, RunOnce};
+
+    lock.status().expect("connected");
+    say("ready");
+    while let Some(id) = hear() {
+        let key = IdempotencyKey::new("job", &serde_json::json!({ "id": number(&id) })).expect("a key");
+        let result = lock.run_once(&key, &RunOnce::new(), |_| Ok::<u64, String>(1));
+        say(&format!("{result:?}"));
+    }
 }

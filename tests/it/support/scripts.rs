@@ -243,5 +243,6 @@ fn scripts_are_joined_as_the_engine_joins_them() {
             parts.map(|part| part.split('"').next().expect("a path")).collect()
         })
         .collect();
-    assert_eq!(joined, JOINED.map(<[&str]>::to_vec));
+    // Those of gates and jobs come behind the lock's.
+    assert_eq!(joined[..JOINED.len()], JOINED.map(<[&str]>::to_vec));
 }
