@@ -108,9 +108,9 @@ struct State {
 struct Known {
     /// What became of it so far.
     place: Place,
-    /// A grant that was heard of while its own call was under way: its fence, and when the call was sent that made it,
-    /// if one of ours did. The reply may be older than this news.
-    news: Option<(u64, Option<Moment>)>,
+    /// A grant that was heard of while its own call was under way, as fence and since when its lease counts. The reply
+    /// may be older than this news.
+    news: Option<(u64, Moment)>,
     /// The newest fence of it that was passed over. The release may arrive late, so no grant up to here is believed.
     passed_over: u64,
     /// When the last `acquire` for it ended without an answer: it may arrive for the time of one call from then on.
@@ -313,16 +313,25 @@ impl State {
             let old = named.fence <= self.ended;
             return (!old).then(|| Errand::Withdraw(named.ticket.clone()));
         };
+        let old = named.fence <= self.newest;
+        let since = fresh.unwrap_or(self.proven);
         match known.place {
+            Place::Parked => Some(self.pass_over(&named.ticket, named.fence)),
+            Place::Held => None,
+            // This lease lapsed, and the lock went on to somebody else since.
+            Place::Asking | Place::Waiting(_) if old => None,
+            // If its own call was answered before this grant was made, nobody says it again: to be named is to have
+            // claimed, and a ring comes once.
+            Place::Asking => {
+                if known.news.is_none_or(|(fence, _)| fence < named.fence) {
+                    known.news = Some((named.fence, since));
+                }
+                None
+            }
+            Place::Waiting(_) if named.fence <= known.passed_over => {
+                Some(self.pass_over(&named.ticket, named.fence))
+            }
             Place::Waiting(position) => {
-                // Old news: this lease lapsed, and the lock went on to somebody else since.
-                if named.fence <= self.newest {
-                    return None;
-                }
-                if named.fence <= known.passed_over {
-                    return Some(self.pass_over(&named.ticket, named.fence));
-                }
-                let since = fresh.unwrap_or(self.proven);
                 let seat = self.waiting.get_mut(&(position, named.ticket.clone()))?;
                 if seat.grant.is_none_or(|grant| grant.fence < named.fence) {
                     seat.grant = Some(Grant { fence: named.fence, position, since });
@@ -330,16 +339,6 @@ impl State {
                 }
                 None
             }
-            Place::Parked => Some(self.pass_over(&named.ticket, named.fence)),
-            // If its own call was answered before this grant was made, nobody says it again: to be named is to have
-            // claimed, and a ring comes once.
-            Place::Asking => {
-                if known.news.is_none_or(|(fence, _)| fence < named.fence) {
-                    known.news = Some((named.fence, fresh));
-                }
-                None
-            }
-            Place::Held => None,
         }
     }
 
@@ -517,6 +516,10 @@ impl Attempt {
                     let mut state = self.room.state.lock();
                     if state.waiting.is_empty() {
                         state.next_poll = Moment::NEVER;
+                    }
+                    if let Some(known) = state.tickets.get_mut(&self.ticket) {
+                        // In the queue it is not the holder any more.
+                        known.news = known.news.filter(|(fence, _)| *fence > newest);
                     }
                     state.absorb(&waiting, &self.settings, sent)
                 };
@@ -698,21 +701,21 @@ struct Waiter<'a> {
 impl Waiter<'_> {
     fn sit_down(&self) -> Arc<Condvar> {
         let wake = Arc::new(Condvar::new());
+        let mut state = self.room.state.lock();
+        let known = state.put(&self.key.1, Place::Waiting(self.key.0));
         let seat = Seat {
             wake: Arc::clone(&wake),
             settings: Arc::clone(self.settings),
-            grant: None,
+            // What came while the ticket's own call was under way.
+            grant: known
+                .news
+                .take()
+                .filter(|(fence, _)| *fence > known.passed_over)
+                .map(|(fence, since)| Grant { fence, position: self.key.0, since }),
             error: None,
             reenter: false,
         };
-        let mut state = self.room.state.lock();
         state.waiting.insert(self.key.clone(), seat);
-        let news = state.put(&self.key.1, Place::Waiting(self.key.0)).news.take();
-        // What came while the ticket's own call was under way; if that told it already, this is old news now.
-        let errand = news.and_then(|(fence, fresh)| {
-            let named = Next { ticket: self.key.1.clone(), fence };
-            state.hear(&named, fresh)
-        });
         if state.poller.is_none() {
             state.poller = Some(self.key.clone());
         } else if state.next_poll < clock::now().after(POLL_SHORT) {
@@ -720,7 +723,6 @@ impl Waiter<'_> {
         }
         let quiet = !state.listening;
         drop(state);
-        self.room.run(self.settings, errand);
         if quiet {
             self.room.listen();
         }
@@ -806,8 +808,14 @@ impl Room {
                     }
                     // Its thread left while we asked, and its withdrawal may have come before this call.
                     (None, None) => Some(Errand::Withdraw(key.1.clone())),
-                    // Its thread left and has not decided yet.
-                    (Some(_), None) => state.hear(&Next { ticket: key.1.clone(), fence }, Some(sent)),
+                    // Its thread left and has not decided yet; or it has, and holds the lock.
+                    (Some(_), None) => {
+                        state
+                            .tickets
+                            .entry(key.1.clone())
+                            .and_modify(|known| known.news = Some((fence, sent)));
+                        None
+                    }
                 }
             }
             Ok(Reply::Waiting { position, ahead, holder_ms, newest, reentered, next }) => {

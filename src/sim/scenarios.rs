@@ -37,9 +37,7 @@ fn crowd(stage: &Stage) {
             }
         });
     }
-    for client in &clients {
-        stage.empty(client);
-    }
+    stage.rest(clients);
 }
 
 #[test]
@@ -83,8 +81,7 @@ fn a_ring_for_a_waiter_that_just_timed_out_is_not_lost() {
                 }
             });
         }
-        stage.empty(&a);
-        stage.empty(&b);
+        stage.rest((a, b));
     }
     fn tune(plan: &mut Plan, rng: &mut Rng) {
         if rng.permille(300) {
@@ -133,7 +130,7 @@ fn a_renewal_that_meets_the_release_is_no_loss() {
                 }
             });
         }
-        stage.empty(&client);
+        stage.rest(client);
     }
     explore("renewal meets release", 1000, tune, play);
 }
@@ -180,7 +177,7 @@ fn a_guard_may_be_dropped_anywhere_and_outlive_its_client() {
                 stage.use_up(guard, some_ms(20));
             }
         });
-        stage.empty(&other);
+        stage.rest(other);
     }
     explore("guard elsewhere", 1000, as_it_comes, play);
 }
@@ -231,7 +228,7 @@ fn the_last_handle_may_go_while_somebody_waits() {
         });
         scheduler::sleep(some_ms(100));
         drop(client);
-        stage.empty(&other);
+        stage.rest(other);
     }
     explore("last handle", 1000, as_it_comes, play);
 }
@@ -291,8 +288,7 @@ fn a_parked_ticket_is_passed_over_and_keeps_its_place() {
                 }
             }
         });
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("ticket", 1200, as_it_comes, play);
 }
@@ -329,8 +325,7 @@ fn whoever_sits_down_as_the_listener_goes_is_heard() {
                 stage.use_up(guard, ms(1));
             }
         });
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("listener goes", 600, tune, play);
 }
@@ -390,8 +385,7 @@ fn an_outage_is_ridden_out_for_as_long_as_patience_lasts() {
                 }
             });
         }
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("outage", 1000, as_it_comes, play);
 }
@@ -424,8 +418,7 @@ fn a_ticket_given_up_in_an_outage_is_withdrawn_when_it_is_over() {
         drop(lock);
         let start = clock::now().after(ms(50) + some_ms(200));
         stage.server().down(start, start.after(some_ms(2000)));
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("withdrawal", 1000, tune, play);
 }
@@ -470,8 +463,7 @@ fn a_stuck_holder_loses_the_lock_after_max_hold() {
                 stage.use_up(guard, some_ms(50));
             }
         });
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("max_hold", 600, as_it_comes, play);
 }
@@ -511,8 +503,7 @@ fn a_holder_learns_that_its_lease_was_taken_away() {
                 stage.use_up(guard, some_ms(50));
             }
         });
-        stage.empty(&client);
-        stage.empty(&other);
+        stage.rest((client, other));
     }
     explore("eviction", 600, as_it_comes, play);
 }
@@ -545,7 +536,7 @@ fn threads_of_one_client_pass_the_lock_on_without_a_bell() {
                 }
             });
         }
-        stage.empty(&client);
+        stage.rest(client);
     }
     explore("hand-over", 800, tune, play);
 }

@@ -86,6 +86,8 @@ struct Inner {
     server: Server,
     threads: Mutex<Vec<usize>>,
     rooms: Mutex<Vec<Weak<Room>>>,
+    /// Rooms to look into after everybody has left, so that they are not made anew when somebody comes again.
+    kept: Mutex<Vec<Arc<Room>>>,
     clients: Mutex<u32>,
 }
 
@@ -142,6 +144,9 @@ impl Stage {
     pub(super) fn watch(&self, client: &LockClient) {
         if let Ok((room, _)) = client.room("x") {
             self.inner.rooms.lock().push(Arc::downgrade(&room));
+            if draw(2) == 0 {
+                self.inner.kept.lock().push(room);
+            }
         }
     }
 
@@ -284,17 +289,18 @@ impl Stage {
         }
     }
 
-    /// Checks that the client's room is empty, once it had the time to be.
-    pub(super) fn empty(&self, client: &LockClient) {
+    /// Waits until everything has had its time while `handles` are there, then checks that nobody is left in a room.
+    pub(super) fn rest<T>(&self, handles: T) {
         self.join();
         scheduler::extend(SETTLE * 2);
         scheduler::sleep(SETTLE);
-        if let Ok((room, _)) = client.room("x") {
+        for room in self.inner.kept.lock().drain(..) {
             let left = scheduler::quietly(|| room.residue());
             if !left.is_empty() {
                 scheduler::fail(format!("left in the room: {left}"));
             }
         }
+        drop(handles);
     }
 }
 
@@ -371,6 +377,7 @@ pub(super) fn run(
             server,
             threads: Mutex::default(),
             rooms: Mutex::default(),
+            kept: Mutex::default(),
             clients: Mutex::default(),
         };
         let stage = Stage { inner: Arc::new(inner) };
