@@ -331,6 +331,57 @@ fn whoever_sits_down_as_the_listener_goes_is_heard() {
 }
 
 #[test]
+fn a_turn_that_comes_as_the_ticket_is_parked_goes_to_the_next() {
+    fn tune(plan: &mut Plan, rng: &mut Rng) {
+        // The deadline and the release at the same moment, and a lease that is longer than anybody may wait.
+        plan.faults = Faults { instant: true, ..Faults::default() };
+        plan.pace.switch = 500;
+        plan.pace.stall = 0;
+        plan.pace.ranked = rng.permille(300);
+        plan.poll = ms(100);
+        plan.lease = ms(2000);
+    }
+    fn play(stage: &Stage) {
+        let (client, other) = (stage.client(), stage.client());
+        let first = stage.lock(if draw(2) == 0 { &client } else { &other });
+        let (lock, far) = (stage.lock(&client), stage.lock(&other));
+        let turn = clock::now().after(ms(50));
+        stage.thread("holder", move |stage| {
+            if let Some(guard) = stage.obtain(&first, None) {
+                stage.server().enter(&guard.held);
+                scheduler::sleep(turn.left());
+                stage.server().leave(&guard.held);
+                stage.unlock(guard);
+            }
+        });
+        stage.thread("ticket", move |stage| {
+            scheduler::sleep(ms(1));
+            let Ok(ticket) = lock.enqueue() else { return };
+            let start = clock::now();
+            let result = ticket.wait_for(turn.left());
+            if let Some(guard) = stage.judge(start, Some(turn.since(start)), result) {
+                stage.use_up(guard, ms(1));
+                return;
+            }
+            scheduler::sleep(some_ms(600));
+            let start = clock::now();
+            let result = ticket.wait().map(Some);
+            if let Some(guard) = stage.judge(start, None, result) {
+                stage.use_up(guard, ms(1));
+            }
+        });
+        stage.thread("next", move |stage| {
+            scheduler::sleep(ms(2));
+            if let Some(guard) = stage.obtain(&far, None) {
+                stage.use_up(guard, ms(1));
+            }
+        });
+        stage.rest((client, other));
+    }
+    explore("parking", 800, tune, play);
+}
+
+#[test]
 fn waiting_goes_on_without_a_listener() {
     fn tune(plan: &mut Plan, rng: &mut Rng) {
         match rng.below(4) {
