@@ -482,7 +482,7 @@ fn a_stuck_holder_loses_the_lock_after_max_hold() {
         let build = |client: &LockClient| {
             let lock = client.builder("x").lease(ms(200)).max_hold(ms(700)).claim(ms(50)).poll(ms(300));
             stage.watch(client);
-            lock.build().expect("settings within bounds")
+            lock.release_bound(ms(1000)).build().expect("settings within bounds")
         };
         let (lock, far) = (build(&client), build(&other));
         stage.thread("stuck", move |stage| {
@@ -501,7 +501,10 @@ fn a_stuck_holder_loses_the_lock_after_max_hold() {
                 scheduler::fail("nobody was told of the loss".into());
             }
             stage.server().leave(&guard.held);
-            scheduler::sleep(some_ms(400));
+            // Whoever lost it may wait for it again.
+            if let Some(again) = stage.obtain(&lock, Some(some_ms(400))) {
+                stage.use_up(again, some_ms(50));
+            }
             stage.unlock(guard);
         });
         stage.thread("next", move |stage| {
