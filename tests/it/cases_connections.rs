@@ -29,6 +29,11 @@ fn waiting(lock: &FifoLock) -> u64 {
     lock.status().expect("a status").waiting
 }
 
+/// Has the lock's client connect, however often that takes on a busy machine.
+fn connect(lock: &FifoLock) {
+    eventually(LONG, "it connects", || lock.status().is_ok());
+}
+
 fn runs_script(request: &[u8]) -> bool {
     request.windows(7).any(|window| window == b"EVALSHA")
 }
@@ -40,6 +45,19 @@ fn fences(lines: &[String]) -> BTreeSet<u64> {
         .map(|line| line.split(' ').nth(6).expect("a record").parse().expect("a fence"))
         .filter(|fence| *fence > 0)
         .collect()
+}
+
+fn is_timeout(error: &Error) -> bool {
+    matches!(error, Error::Redis { source, .. } if source.is_timeout())
+}
+
+/// Is set on whatever way the scope is left.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn section_is_clean(dir: &Path) {
@@ -63,12 +81,11 @@ fn fill_pool(proxy: &Proxy, lock: &FifoLock, connections: usize) {
 fn scripts_flushed_again_and_again_are_no_errors() {
     let server = Server::start();
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let locks = [
-        lock(&server.url(), Duration::from_millis(2000), 2000),
-        lock(&server.url(), Duration::from_millis(2000), 2000),
-    ];
+    let locks = [lock(&server.url(), LONG, 2000), lock(&server.url(), LONG, 2000)];
     let done = AtomicBool::new(false);
     let flushes = thread::scope(|scope| {
+        // A worker that panics must not leave the flusher running.
+        let _done = SetOnDrop(&done);
         let flusher = scope.spawn(|| {
             let mut flushes = 0;
             while !done.load(Ordering::Relaxed) {
@@ -88,7 +105,9 @@ fn scripts_flushed_again_and_again_are_no_errors() {
                             1 => lock.enqueue().expect("a place").wait().expect("a turn"),
                             2 => {
                                 // Withdrawn, looked at, tried in vain or not; none of it an error.
-                                drop(lock.try_lock_for(Duration::from_micros(500)).expect("an answer"));
+                                // A busy machine may be slower than the time that this gives it.
+                                let hasty = lock.try_lock_for(Duration::from_micros(500));
+                                assert!(!hasty.is_err_and(|error| !is_timeout(&error)));
                                 drop(lock.enqueue().expect("a place"));
                                 drop(lock.try_lock().expect("an answer"));
                                 lock.lock().expect("a turn")
@@ -105,12 +124,12 @@ fn scripts_flushed_again_and_again_are_no_errors() {
             .collect();
         // A holder for some beats, so that renewals meet the flushes, too.
         let beats = client(&server.url(), 2000);
-        let beats = beats.builder("y").lease(Duration::from_millis(400)).build().expect("a lock");
+        let beats = beats.builder("y").lease(Duration::from_millis(1600)).build().expect("a lock");
         let guard = beats.lock().expect("the lock");
         for worker in workers {
             worker.join().expect("no error");
         }
-        thread::sleep(Duration::from_millis(800));
+        thread::sleep(Duration::from_millis(1700));
         assert!(!guard.is_lost());
         guard.unlock().expect("renewed all the time");
         done.store(true, Ordering::Relaxed);
@@ -182,7 +201,7 @@ fn a_failover_behind_one_address_is_survived_by_holder_waiter_and_newcomer() {
 fn every_call_of_a_client_with_connections_to_a_demoted_primary_succeeds() {
     let (old, new) = (Server::start(), Server::start());
     let proxy = Proxy::start(old.addr());
-    let lock = lock(&proxy.url(), Duration::from_secs(30), 500);
+    let lock = lock(&proxy.url(), Duration::from_secs(30), 3000);
     let calls: [(&str, &dyn Fn()); 4] = [
         ("lock", &|| drop(lock.lock().expect("no error"))),
         ("try_lock", &|| drop(lock.try_lock().expect("no error").expect("free"))),
@@ -237,7 +256,7 @@ fn a_renewal_leaves_half_open_connections_in_time() {
     const OPEN: usize = 5;
     let server = Server::start();
     let proxy = Proxy::start(server.addr());
-    let lock = lock(&proxy.url(), Duration::from_secs(2), 1000);
+    let lock = lock(&proxy.url(), Duration::from_secs(2), 3000);
     fill_pool(&proxy, &lock, OPEN);
     let guard = lock.lock().expect("the lock");
     assert_eq!(proxy.connections(), OPEN, "all of them idle in the pool");
@@ -287,23 +306,31 @@ fn waiters_that_block_while_the_server_crashes_are_served_in_order() {
     assert!(order.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1 && a.2 < b.2), "{order:?}");
 }
 
-/// A30: the script runs when nobody listens any more, and is sent again, several times: one grant.
+/// A30: the script runs when nobody listens any more, or several times with nobody to hear of it: one grant.
 #[test]
-fn an_acquire_that_a_paused_server_answers_too_late_is_one_grant() {
-    let server = Server::start();
-    let lock = lock(&server.url(), LONG, 200);
-    waiting(&lock);
-    let mut monitor = server.monitor();
-    server.client_pause(700, "ALL");
-    let start = Instant::now();
-    let guard = lock.lock().expect("the lock, when the server is back");
-    assert!(start.elapsed() > Duration::from_millis(500), "the pause was met");
-    let fence = guard.fence();
-    guard.unlock().expect("released once");
-    let lines = monitor.lines();
-    assert_eq!(fences(&lines), BTreeSet::from([fence.get()]), "one fence in all records");
-    let status = lock.status().expect("a status");
-    assert!(!status.held && status.waiting == 0, "{status:?}");
+fn an_acquire_that_is_answered_too_late_or_not_at_all_is_one_grant() {
+    for kind in ["the server pauses", "three replies are lost", "three replies come too late"] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.addr());
+        let lock = lock(&proxy.url(), LONG, 200);
+        connect(&lock);
+        let mut monitor = server.monitor();
+        match kind {
+            "the server pauses" => server.client_pause(600, "ALL"),
+            "three replies are lost" => drop(proxy.swallow_replies_to(3, Swallow::Silence, runs_script)),
+            _ => drop(proxy.swallow_replies_to(3, Swallow::Hold, runs_script)),
+        }
+        let start = Instant::now();
+        let guard = lock.lock().expect("the lock, as soon as there is an answer");
+        assert!(start.elapsed() > Duration::from_millis(500), "{kind}: it was met");
+        proxy.release_held();
+        let fence = guard.fence();
+        guard.unlock().expect("released once");
+        let lines = monitor.lines();
+        assert_eq!(fences(&lines), BTreeSet::from([fence.get()]), "{kind}: one fence in all records");
+        let status = lock.status().expect("a status");
+        assert!(!status.held && status.waiting == 0, "{kind}: {status:?}");
+    }
 }
 
 /// A30: a caller whose time is over before the server answers is told, and what the server does later is undone.
@@ -314,7 +341,7 @@ fn an_acquire_given_up_in_an_outage_is_withdrawn_after_it_not_a_lease_later() {
             let server = Server::start();
             let proxy = Proxy::start(server.addr());
             let lock = lock(&proxy.url(), Duration::from_secs(60), 300);
-            waiting(&lock);
+            connect(&lock);
             match kind {
                 "the server freezes" => server.freeze(),
                 "the network freezes" => proxy.freeze(),

@@ -45,8 +45,8 @@ fn fences_are_exact_up_to_the_end_of_exact_doubles() {
         let preset = format!("- {newest} 0 - {newest} 1 - 0");
         server.connection().set::<_, _, ()>("fifo:{x}:lock", preset).expect("SET");
         let (a, b) = (client(&server.url()), client(&server.url()));
-        let a = a.builder("x").lease(Duration::from_millis(800)).build().expect("a lock");
-        let b = b.builder("x").lease(Duration::from_millis(800)).build().expect("a lock");
+        let a = a.builder("x").lease(Duration::from_millis(2000)).build().expect("a lock");
+        let b = b.builder("x").lease(Duration::from_millis(2000)).build().expect("a lock");
         let first = a.lock().expect("the lock");
         first.detach();
         // By the clock rule the first fence may be the server's time, which has sixteen digits until 2286.
@@ -56,7 +56,7 @@ fn fences_are_exact_up_to_the_end_of_exact_doubles() {
             let mut monitor = server.monitor();
             let waiter = scope.spawn(|| b.lock().expect("its turn"));
             // Three beats.
-            thread::sleep(Duration::from_millis(700));
+            thread::sleep(Duration::from_millis(1700));
             assert_eq!(record(&server)[1], first.fence().to_string());
             let fence = first.fence().get();
             first.unlock().expect("released");
@@ -149,7 +149,7 @@ fn everything(url: &str) {
         let lock = client.builder("x").lease(Duration::from_millis(lease)).claim(Duration::from_millis(50));
         lock.build().expect("a lock")
     };
-    let (a, b) = (build(&a_client, 400), build(&b_client, 400));
+    let (a, b) = (build(&a_client, 1600), build(&b_client, 1600));
     // Renewed, looked at, tried in vain, waited for in vain, handed over by a ring.
     let held = a.lock().expect("the lock");
     held.detach();
@@ -158,7 +158,7 @@ fn everything(url: &str) {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| b.lock().expect("its turn"));
         eventually(LONG, "it queues", || a.status().expect("a status").waiting == 1);
-        thread::sleep(Duration::from_millis(250));
+        thread::sleep(Duration::from_millis(600));
         held.unlock().expect("released");
         waiter.join().expect("no panic").unlock().expect("released");
     });
