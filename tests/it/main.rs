@@ -2,6 +2,7 @@
 
 mod cases_exclusion;
 mod cases_renewal;
+mod cases_turns;
 mod cases_waiters;
 mod crashes;
 mod exclusion;

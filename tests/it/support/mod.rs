@@ -1,6 +1,7 @@
 //! What the tests stand on: private servers, faults, other processes, and records of what happened.
 
 pub(crate) mod child;
+pub(crate) mod leaving;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
 pub(crate) mod overlap;
