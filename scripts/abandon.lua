@@ -14,6 +14,7 @@ local known = read()
 local trusted = known and trust(me)
 local granted = known and holder == ticket
 local doomed = granted and look(me) or {}
+if known then look_named(me) end
 ask('ZREM', QUEUE, ticket)
 if not known then return {1, '', 0} end
 local empty

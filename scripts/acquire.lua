@@ -31,6 +31,8 @@ if not known then
     -- granted until they had the time; else the fastest would win over the first.
     until_at, changed = now + regroup_us, true
   end
+  -- The newest position is in the queue, if that is still there; else a newcomer could get before it.
+  if waiting > 0 then pos = tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]) end
 end
 changed = correct_clock(now, regroup_us) or changed
 changed = trust(me) or changed
@@ -65,7 +67,7 @@ local function answer_waiting(at)
   local ahead = redis.call('ZRANK', QUEUE, ticket)
   local next_ticket, next_fence, named = name(me)
   local free_at = (claim and claim > now) and claim or until_at
-  if changed or named then keep(idle_ms) end
+  if changed or named then keep(idle_ms, false) end
   return {2, at, ahead, math.max(0, math.ceil((free_at - now) / 1000)), fence, reentered and 1 or 0, next_ticket,
     next_fence}
 end
@@ -80,11 +82,15 @@ if not free and claim and claim <= now then
 end
 
 if not free then
-  if queued then return answer_waiting(tonumber(queued)) end
+  if queued then
+    if changed then redis.call('PERSIST', LOCK) end
+    return answer_waiting(tonumber(queued))
+  end
   if not reentered then
     if not wait then return refuse(3) end
     if max_queue and waiting >= max_queue then return refuse(4) end
   end
+  look_named(me)
   -- A place that was promised is given back even when memory is short: PERSIST is the write that may be refused.
   if reentered then redis.call('PERSIST', LOCK) end
   return answer_waiting(enqueue(position))

@@ -26,8 +26,5 @@ if holder == ticket and fence == mine then
 end
 local lost = ask('ZSCORE', LOST, ARGV[2]) or mine < born or mine > fence
 local next_ticket, next_fence, named = name(me)
-if trusted or named then
-  redis.call('PERSIST', LOCK)
-  keep(idle_ms)
-end
+if trusted or named then keep_first(idle_ms) end
 return {lost and 3 or 2, next_ticket, next_fence}

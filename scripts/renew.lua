@@ -25,8 +25,5 @@ if holder == ticket and fence == tonumber(ARGV[2]) then
   return {1, waiters}
 end
 local next_ticket, next_fence, named = name(me)
-if changed or named then
-  redis.call('PERSIST', LOCK)
-  keep(ARGV[3])
-end
+if changed or named then keep_first(ARGV[3]) end
 return {2, next_ticket, next_fence}

@@ -236,7 +236,7 @@ impl FifoLock {
         let mut attempt = Attempt::open(&self.room, &self.settings, false)?;
         let position = match attempt.ask(true, Moment::NEVER)? {
             Outcome::Granted(grant) => {
-                attempt.pass_over(grant.fence);
+                attempt.pass_over(grant);
                 grant.position
             }
             Outcome::NotYet(position) => {

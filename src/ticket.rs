@@ -99,13 +99,11 @@ impl Ticket {
 
 /// Asks, with the old position, and waits if need be.
 fn try_wait(attempt: &mut Attempt, wait: Duration) -> Result<Option<Grant>, Error> {
-    let former = attempt.resume(!wait.is_zero())?;
+    attempt.resume(!wait.is_zero())?;
     let deadline = clock::now().after(wait);
     // Asking once takes a call, whatever the deadline.
     let first = deadline.max(clock::now().after(attempt.room().shared.call_timeout));
-    let asked = attempt.ask(true, first);
-    drop(former);
-    match asked? {
+    match attempt.ask(true, first)? {
         Outcome::Granted(grant) => Ok(Some(grant)),
         Outcome::NotYet(_) => attempt.wait(deadline),
     }

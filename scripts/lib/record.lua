@@ -42,7 +42,7 @@ local function read()
   holder, claim, suspects = h, false, s
   fence, until_at, pos, born, place = tonumber(f), tonumber(u), tonumber(p), tonumber(b), tonumber(l)
   if c and c ~= '-' then claim = string.find(c, '^%d+$') and tonumber(c) end
-  if not h or claim == nil or fence >= 9007199254740992 or pos >= 9007199254740992
+  if not h or claim == nil or math.max(fence, until_at, claim or 0, pos, born, place) >= 9007199254740992
     or (h ~= '-' and not parts(h)) then
     error('FOREIGN ' .. LOCK, 0)
   end
@@ -61,6 +61,13 @@ local function keep(idle_ms, empty)
   else
     redis.call('SET', LOCK, text)
   end
+end
+
+-- The same for a call that has not written yet and must work while memory is short: PERSIST can only free.
+local function keep_first(idle_ms)
+  local empty = holder == '-' and ask('ZCARD', QUEUE) == 0
+  redis.call('PERSIST', LOCK)
+  keep(idle_ms, empty)
 end
 
 local function suspected(client)
@@ -100,6 +107,11 @@ local function claimed()
     claim = false
     ask('LTRIM', bell_of(parts(holder)), 1, 0)
   end
+end
+
+-- Looks at what `name` will touch, for a call that writes something else before.
+local function look_named(me)
+  if claim and parts(holder) == me then ask('LLEN', bell_of(me)) end
 end
 
 -- Names the current grant if it is the caller's: its ticket and fence for the reply, and whether the record changed.

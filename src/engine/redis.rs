@@ -118,16 +118,14 @@ impl RedisEngine {
         let start = clock::now();
         // r2d2 adds this to an Instant, so it must be a sane number.
         let wait = by.since(start).min(self.options.connect_timeout);
-        pool.get_timeout(wait).map_err(|_| match self.endpoint.error_since(start) {
-            Some(error) => failed(error),
-            // Not all of them exist, so what did not come in time is a new one: the server does not let us connect.
-            None if pool.state().connections < pool.max_size() => {
-                failed(std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting timed out").into())
+        pool.get_timeout(wait).map_err(|_| {
+            // A pool that lacks connections would have made one, if the server had let it. r2d2 tries again in its own
+            // time, so the attempt that failed may have been an earlier one, or may still be under way.
+            if pool.state().connections < pool.max_size() {
+                return failed(self.endpoint.unreachable());
             }
-            None => {
-                let error = Error::Pool { waited: clock::now().since(start), size: pool.max_size() };
-                Failure { error, sent: false, retry: true }
-            }
+            let error = Error::Pool { waited: clock::now().since(start), size: pool.max_size() };
+            Failure { error, sent: false, retry: true }
         })
     }
 }

@@ -1,14 +1,24 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod cases_connections;
+mod cases_deadlines;
 mod cases_exclusion;
+mod cases_keys_and_errors;
 mod cases_renewal;
+mod cases_resources;
 mod cases_turns;
 mod cases_waiters;
 mod crashes;
+mod differential;
 mod exclusion;
 mod faults;
+mod foreign_values;
+mod full_server;
 mod idempotency_keys;
+mod mutants;
 mod residue;
+mod scenarios;
+mod situations;
 mod sql_postgres;
 mod sql_sqlite;
 mod support;

@@ -1,6 +1,7 @@
 //! What the tests stand on: private servers, faults, other processes, and records of what happened.
 
 pub(crate) mod child;
+mod eventually;
 pub(crate) mod leaving;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
@@ -12,6 +13,7 @@ pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod resp;
 pub(crate) mod roles;
+pub(crate) mod scripts;
 pub(crate) mod seen;
 pub(crate) mod server;
 
@@ -20,21 +22,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const POLL: Duration = Duration::from_millis(5);
+pub(crate) use self::eventually::{POLL, eventually};
 
-/// Waits until `reached` is true; panics naming `what` if that takes longer than `timeout`.
-#[track_caller]
-pub(crate) fn eventually(timeout: Duration, what: &str, mut reached: impl FnMut() -> bool) {
-    let start = Instant::now();
-    loop {
-        // Read before the check, so that a slow check still gets one try after the deadline.
-        let late = start.elapsed() >= timeout;
-        if reached() {
-            return;
-        }
-        assert!(!late, "not within {timeout:?}: {what}");
-        thread::sleep(POLL);
-    }
+/// What a call gives and how long it took, less the time for which the machine let nobody run.
+///
+/// A thread beside the call sleeps a little again and again. What it sleeps too long, by more than a busy machine's
+/// scheduling explains, the call cannot be blamed for.
+pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    const NAP: Duration = Duration::from_millis(5);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let napper = scope.spawn(|| {
+            let mut stolen = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                thread::sleep(NAP);
+                let late = start.elapsed().saturating_sub(NAP);
+                if late > Duration::from_millis(20) {
+                    stolen += late;
+                }
+            }
+            stolen
+        });
+        let start = Instant::now();
+        let result = call();
+        let took = start.elapsed();
+        done.store(true, Ordering::Relaxed);
+        (result, took.saturating_sub(napper.join().expect("no panic")))
+    })
 }
 
 /// The number of threads of this process whose name starts with `prefix`. Linux keeps 15 bytes of a name.
