@@ -6,6 +6,7 @@ mod cases_exclusion;
 mod cases_keys_and_errors;
 mod cases_renewal;
 mod cases_resources;
+mod cases_turns;
 mod cases_waiters;
 mod crashes;
 mod differential;

@@ -3,6 +3,7 @@
 pub(crate) mod child;
 pub(crate) mod dice;
 mod eventually;
+pub(crate) mod leaving;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
 pub(crate) mod overlap;

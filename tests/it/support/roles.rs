@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use redis_fifo_lock::{FifoLock, LockClient};
 
 use super::child::{hear, say};
+use super::leaving::leftovers;
 use super::overlap::{Journal, Section};
 use super::server::Server;
 
@@ -14,7 +15,7 @@ pub(crate) fn play(role: &str, args: &[&str]) {
     match (role, args) {
         ("echo", _) => echo(args),
         ("server", _) => server(),
-        ("leftovers", [url, case]) => crate::cases_renewal::leftovers(url, case),
+        ("leftovers", [url, case]) => leftovers(url, case),
         ("hold", [url, name, lease_ms]) => hold(&lock(url, name, lease_ms)),
         ("queue", [url, name, lease_ms, tickets]) => queue(&lock(url, name, lease_ms), number(tickets)),
         ("rounds", [url, name, threads, times, dir]) => {

@@ -13,10 +13,10 @@ use super::server::Server;
 /// Much longer than anything takes here, on a busy machine, too.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Makes a client of its own: to the server, another process.
+/// Makes a client of its own: to the server, another process. On a busy machine, connecting takes its time.
 #[track_caller]
 pub(crate) fn client(url: &str) -> LockClient {
-    LockClient::connect(url).expect("a client")
+    LockClient::options().url(url).connect_timeout(Duration::from_secs(5)).build().expect("a client")
 }
 
 /// Waits its turn and takes the lock; a test that would wait for ever fails.
