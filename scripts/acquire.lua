@@ -31,6 +31,8 @@ if not known then
     -- granted until they had the time; else the fastest would win over the first.
     until_at, changed = now + regroup_us, true
   end
+  -- The newest position is in the queue, if that is still there; else a newcomer could get before it.
+  if waiting > 0 then pos = tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]) end
 end
 changed = correct_clock(now, regroup_us) or changed
 changed = trust(me) or changed

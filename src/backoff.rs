@@ -38,6 +38,10 @@ fn chance() -> f64 {
 
 /// A random number, good enough to tell clients apart and to spread them out; no secret rests on it.
 pub(crate) fn random() -> u64 {
+    #[cfg(test)]
+    if let Some(number) = crate::sim::random() {
+        return number;
+    }
     RandomState::new().build_hasher().finish()
 }
 

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use log::warn;
-use parking_lot::Mutex;
 
 use crate::backoff;
 use crate::engine::{Engine, MemoryServer, RedisEngine, RedisOptions};
@@ -17,6 +16,7 @@ use crate::keys;
 use crate::protocol::{ClientId, TicketId};
 use crate::renewal::Renewals;
 use crate::settings::within;
+use crate::sync::Mutex;
 use crate::waiting::Room;
 use crate::withdrawal::Withdrawals;
 
@@ -219,7 +219,12 @@ impl LockClient {
         self.shared.id.as_str()
     }
 
-    fn new(engine: Box<dyn Engine>, prefix: &str, label: Option<&str>, call_timeout: Duration) -> LockClient {
+    pub(crate) fn new(
+        engine: Box<dyn Engine>,
+        prefix: &str,
+        label: Option<&str>,
+        call_timeout: Duration,
+    ) -> LockClient {
         let host = label.map_or_else(host_name, str::to_owned);
         // Long host names would make every ticket long.
         let host: String = host.chars().take(48).collect();
@@ -353,7 +358,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Bounds the connections for calls. Defaults to 8; 1 is enough for any number of waiters.
+    /// Bounds the connections for calls. Defaults to 8; 1 is enough for any number of waiters. While all are in use, up
+    /// to 2 more are opened for renewals and releases.
     pub fn command_pool(mut self, connections: u32) -> ClientBuilder {
         self.options.command_pool = connections;
         self

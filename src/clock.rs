@@ -10,8 +10,16 @@ use std::time::Duration;
 pub(crate) struct Moment(Duration);
 
 /// The present.
-#[cfg(unix)]
 pub(crate) fn now() -> Moment {
+    #[cfg(test)]
+    if let Some(now) = crate::sim::now() {
+        return now;
+    }
+    system_now()
+}
+
+#[cfg(unix)]
+fn system_now() -> Moment {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -20,9 +28,8 @@ pub(crate) fn now() -> Moment {
     Moment(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
 }
 
-/// The present.
 #[cfg(not(unix))]
-pub(crate) fn now() -> Moment {
+fn system_now() -> Moment {
     use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();

@@ -1,7 +1,7 @@
 //! `LockGuard`: the lock in the hands of one thread.
 
+use crate::sync::atomic::Ordering;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -40,7 +40,7 @@ use crate::holding::Held;
 /// ```
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct LockGuard {
-    held: Held,
+    pub(crate) held: Held,
 }
 
 impl LockGuard {

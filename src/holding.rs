@@ -4,13 +4,10 @@
 //! the *sending* of the call that gave it, and 1 % is taken off for clocks that drift.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use log::error;
-use parking_lot::Mutex;
 
 use crate::backoff::Backoff;
 use crate::clock::{self, Moment};
@@ -19,6 +16,9 @@ use crate::fence::Fence;
 use crate::protocol::{Command, Reply, TicketId};
 use crate::renewal::Worker;
 use crate::settings::Settings;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::{self, ThreadId};
 use crate::waiting::{Attempt, Grant, Room};
 
 /// The longest pause between attempts to release.
@@ -189,8 +189,17 @@ impl Held {
         // In this order: a renewal that is refused because the release came first must find the flag.
         holding.ending.store(true, Ordering::Release);
         holding.room.shared.renewals.stop(&self.worker, holding);
+        let began = clock::now();
         let result = release(holding);
-        holding.room.end(&holding.ticket, holding.fence.get());
+        let room = &holding.room;
+        if let Some(unanswered) = room.end(&holding.ticket, holding.fence.get()) {
+            // An `acquire` of ours that was never answered takes the lock anew, for nobody, if it comes after the lease
+            // has ended. As long as the ticket held the lock, it did no harm.
+            let arrived = unanswered.after(room.shared.call_timeout);
+            if arrived > began || result.is_err() {
+                room.shared.withdrawals.add_at(room, &holding.settings, &holding.ticket, arrived);
+            }
+        }
         holding.listeners.lock().clear();
         result
     }

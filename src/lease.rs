@@ -1,7 +1,7 @@
 //! `Lease`: the lock by hand, acquired here and released elsewhere.
 
+use crate::sync::atomic::Ordering;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ use crate::holding::Held;
 /// ```
 #[must_use = "a lease has to be released"]
 pub struct Lease {
-    held: Held,
+    pub(crate) held: Held,
     released: bool,
 }
 

@@ -62,9 +62,12 @@ mod lease;
 pub mod protocol;
 mod renewal;
 mod settings;
+#[cfg(test)]
+mod sim;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod sql;
 mod status;
+mod sync;
 mod ticket;
 mod waiting;
 mod withdrawal;

@@ -7,19 +7,18 @@
 //! look too late.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::{debug, error};
-use parking_lot::Mutex;
 
 use crate::backoff::Backoff;
 use crate::clock::{self, Moment};
 use crate::error::Error;
 use crate::holding::Holding;
 use crate::protocol::{Command, Reply};
+use crate::sync::atomic::Ordering;
+use crate::sync::channel::{self, Receiver, RecvTimeoutError, Sender};
+use crate::sync::{Mutex, thread};
 
 /// An idle thread ends after this long.
 const IDLE: Duration = Duration::from_secs(10);
@@ -83,7 +82,7 @@ impl Renewals {
 
     /// Starts a thread for `holding`.
     fn spawn(&self, holding: &Arc<Holding>, due: Moment) -> Result<Arc<Worker>, Error> {
-        let (wake, woken) = crossbeam_channel::bounded(1);
+        let (wake, woken) = channel::bounded(1);
         let slot = Slot {
             lease: Some(Arc::clone(holding)),
             busy: false,

@@ -94,8 +94,9 @@ impl Settings {
         Terms {
             claim_ms: millis(self.claim()),
             idle_ms: millis(self.idle),
-            // Every room polls within `poll`; the window on top is for the call and for a slow start.
-            regroup_ms: millis(self.poll) + millis(self.claim()),
+            // Every room polls within `poll`, and when the lease ends that it knew of; the window on top is for the
+            // call and for a slow start.
+            regroup_ms: millis(self.poll.min(self.lease)) + millis(self.claim()),
         }
     }
 

@@ -14,15 +14,16 @@
 //! * A grant named by a ring or by the reply to another call: only if its fence is newer than the newest that a
 //!   `waiting` reply has named, for rings and replies overtake each other. It was made after the room last proved that
 //!   the lock was not yet ours, so it is good from then: an answer that the lock is somebody else's proves it for every
-//!   queued ticket of the room, save the one that the same answer names.
+//!   queued ticket of the room, save the one that the same answer names. It may be heard of before the ticket's own call is
+//!   answered, and again by nobody, so it is kept until its thread sits, and passed over if it parks the ticket instead.
+//! * A grant that was passed over: never again, also if the ticket's own call is answered with it, because the release of it
+//!   may still be on its way.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use log::{debug, error, warn};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backoff::Backoff;
 use crate::client::Shared;
@@ -32,6 +33,8 @@ use crate::error::Error;
 use crate::keys::LockKeys;
 use crate::protocol::{Command, Next, Reply, TicketId};
 use crate::settings::Settings;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The listener stays this long after the last waiter left, so that a lock in steady use keeps its connection.
 const LINGER: Duration = Duration::from_secs(1);
@@ -49,6 +52,8 @@ const POLL_SHORT: Duration = Duration::from_millis(5);
 const POLL_DEAF: Duration = Duration::from_millis(200);
 /// How long a caller whose deadline has passed waits for its ticket to be withdrawn; then it is done in the background.
 const WITHDRAW_NOW: Duration = Duration::from_millis(100);
+/// An outage counts at a deadline once it has lasted this long; a call that the deadline itself cut short proves nothing.
+const UNREACHABLE: Duration = Duration::from_millis(100);
 /// The longest pause between attempts in an outage.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -73,7 +78,7 @@ pub(crate) struct Room {
 /// What the room knows.
 struct State {
     /// The tickets of this client on this lock, from the first call until they are withdrawn or released.
-    tickets: HashMap<TicketId, Place>,
+    tickets: HashMap<TicketId, Known>,
     /// Those with a thread that waits, by position.
     waiting: BTreeMap<(u64, TicketId), Seat>,
     /// Leases, and the thread that took each, to find a thread that waits for itself.
@@ -88,8 +93,8 @@ struct State {
     poller: Option<(u64, TicketId)>,
     /// When to poll next.
     next_poll: Moment,
-    /// Since when no call has come through, while that is so.
-    outage: Option<(Moment, Backoff)>,
+    /// Set while no call comes through.
+    outage: Option<Outage>,
     /// Whether a listener runs.
     listening: bool,
     /// Whether the listener has no connection.
@@ -98,10 +103,25 @@ struct State {
     emptied: Moment,
 }
 
+/// What is known of a ticket.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// What became of it so far.
+    place: Place,
+    /// A grant that was heard of while its own call was under way: its fence, and when the call was sent that made it,
+    /// if one of ours did. The reply may be older than this news.
+    news: Option<(u64, Option<Moment>)>,
+    /// The newest fence of it that was passed over. The release may arrive late, so no grant up to here is believed.
+    passed_over: u64,
+    /// When the last `acquire` for it ended without an answer: it may arrive for the time of one call from then on.
+    doubt: Option<Moment>,
+}
+
 /// What became of a ticket so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
     /// A call is under way whose reply will tell.
+    #[default]
     Asking,
     /// A thread waits for it, at this position.
     Waiting(u64),
@@ -123,6 +143,16 @@ struct Seat {
     error: Option<Error>,
     /// Its ticket has to be queued again at its old position.
     reenter: bool,
+}
+
+/// A time in which no call comes through.
+struct Outage {
+    /// When the first call that failed was sent.
+    since: Moment,
+    /// When to try again.
+    backoff: Backoff,
+    /// Why the newest call failed.
+    error: Error,
 }
 
 /// What hearing of a grant asks for.
@@ -174,14 +204,14 @@ impl Room {
                 return Err(Error::WouldDeadlock { lock: self.keys.name.clone() });
             }
         }
-        state.tickets.insert(ticket.clone(), Place::Asking);
+        state.put(ticket, Place::Asking);
         Ok(())
     }
 
     /// Writes down that `ticket` holds the lock, and which thread took it.
     fn take(&self, ticket: &TicketId, fence: u64, owner: Option<ThreadId>) {
         let mut state = self.state.lock();
-        state.tickets.insert(ticket.clone(), Place::Held);
+        state.put(ticket, Place::Held);
         state.holders.push((ticket.clone(), fence, owner));
     }
 
@@ -192,12 +222,13 @@ impl Room {
         }
     }
 
-    /// Forgets a lease that ended.
-    pub(crate) fn end(&self, ticket: &TicketId, fence: u64) {
+    /// Forgets a lease that ended. Gives the time since when an `acquire` for its ticket may still arrive, if one may.
+    pub(crate) fn end(&self, ticket: &TicketId, fence: u64) -> Option<Moment> {
         let mut state = self.state.lock();
-        state.tickets.remove(ticket);
+        let known = state.tickets.remove(ticket);
         state.holders.retain(|(held, _, _)| held != ticket);
         state.ended = state.ended.max(fence);
+        known.and_then(|known| known.doubt)
     }
 
     /// Takes note of the grant that a reply named. `fresh` is when the call was sent, if that call made the grant.
@@ -211,14 +242,14 @@ impl Room {
     fn run(self: &Arc<Room>, settings: &Settings, mut errand: Option<Errand>) {
         while let Some(next) = errand.take() {
             let sent = clock::now();
-            let (ticket, command) = match next {
+            let command = match &next {
                 Errand::PassOver(ticket, fence) => {
                     debug!("`{}`: nobody waits for {ticket} yet, so it is passed over", self.keys.name);
-                    (ticket.clone(), Command::Release { ticket, fence })
+                    Command::Release { ticket: ticket.clone(), fence: *fence }
                 }
                 Errand::Withdraw(ticket) => {
                     debug!("`{}`: nobody here knows of {ticket} any more; it is withdrawn", self.keys.name);
-                    (ticket.clone(), Command::Abandon { ticket })
+                    Command::Abandon { ticket: ticket.clone() }
                 }
             };
             match self.call(settings, &command, sent.after(self.shared.call_timeout)) {
@@ -230,8 +261,19 @@ impl Room {
                 }
                 Ok(_) => {}
                 // It is free of us as soon as that can be delivered, or when its lease ends.
-                Err(_) => self.shared.withdrawals.add(self, settings, &ticket, false),
+                Err(_) => self.defer(settings, next),
             }
+        }
+    }
+
+    /// Has an errand run in the background.
+    fn defer(self: &Arc<Room>, settings: &Settings, errand: Errand) {
+        match errand {
+            // Never by `abandon`: its place is still wanted, and by the time this arrives it may hold the lock.
+            Errand::PassOver(ticket, fence) => {
+                self.shared.withdrawals.pass_over(self, settings, &ticket, fence);
+            }
+            Errand::Withdraw(ticket) => self.shared.withdrawals.add(self, settings, &ticket, false),
         }
     }
 }
@@ -243,13 +285,42 @@ impl Drop for Room {
 }
 
 impl State {
+    /// Writes down what became of a ticket.
+    fn put(&mut self, ticket: &TicketId, place: Place) -> &mut Known {
+        let known = self.tickets.entry(ticket.clone()).or_default();
+        known.place = place;
+        known
+    }
+
+    /// Notes that an `acquire` for `ticket` got no answer and may still arrive; says whether the ticket is known.
+    fn doubt(&mut self, ticket: &TicketId) -> bool {
+        // Not the time before the call: the thread may have been kept from sending it for a while.
+        self.tickets.get_mut(ticket).map(|known| known.doubt = Some(clock::now())).is_some()
+    }
+
+    /// Decides to pass a grant over. From here on it is not believed: its release may arrive at any time.
+    fn pass_over(&mut self, ticket: &TicketId, fence: u64) -> Errand {
+        if let Some(known) = self.tickets.get_mut(ticket) {
+            known.passed_over = known.passed_over.max(fence);
+        }
+        Errand::PassOver(ticket.clone(), fence)
+    }
+
     /// Takes note of a grant of ours. `fresh` is when the call that made it was sent, if one of ours did.
     fn hear(&mut self, named: &Next, fresh: Option<Moment>) -> Option<Errand> {
-        match self.tickets.get(&named.ticket) {
-            Some(&Place::Waiting(position)) => {
+        let Some(known) = self.tickets.get_mut(&named.ticket) else {
+            // Its waiter gave up and is withdrawing it, or it was released and this reply was slower.
+            let old = named.fence <= self.ended;
+            return (!old).then(|| Errand::Withdraw(named.ticket.clone()));
+        };
+        match known.place {
+            Place::Waiting(position) => {
                 // Old news: this lease lapsed, and the lock went on to somebody else since.
                 if named.fence <= self.newest {
                     return None;
+                }
+                if named.fence <= known.passed_over {
+                    return Some(self.pass_over(&named.ticket, named.fence));
                 }
                 let since = fresh.unwrap_or(self.proven);
                 let seat = self.waiting.get_mut(&(position, named.ticket.clone()))?;
@@ -259,12 +330,16 @@ impl State {
                 }
                 None
             }
-            Some(Place::Parked) => Some(Errand::PassOver(named.ticket.clone(), named.fence)),
-            // The reply to its own call tells, or told.
-            Some(Place::Asking | Place::Held) => None,
-            // Its waiter gave up and is withdrawing it, or it was released and this reply was slower.
-            None if named.fence <= self.ended => None,
-            None => Some(Errand::Withdraw(named.ticket.clone())),
+            Place::Parked => Some(self.pass_over(&named.ticket, named.fence)),
+            // If its own call was answered before this grant was made, nobody says it again: to be named is to have
+            // claimed, and a ring comes once.
+            Place::Asking => {
+                if known.news.is_none_or(|(fence, _)| fence < named.fence) {
+                    known.news = Some((named.fence, fresh));
+                }
+                None
+            }
+            Place::Held => None,
         }
     }
 
@@ -368,6 +443,7 @@ impl Attempt {
         let start = clock::now();
         let last = deadline.min(start.after(self.settings.patience.max(self.room.shared.call_timeout)));
         let mut backoff = Backoff::new(RETRY);
+        let mut told = None;
         loop {
             let command = Command::Acquire {
                 ticket: self.ticket.clone(),
@@ -378,22 +454,51 @@ impl Attempt {
             let sent = clock::now();
             let failure = match self.room.call(&self.settings, &command, deadline) {
                 Ok(reply) => match self.answered(reply, sent)? {
+                    Outcome::Granted(grant) if self.was_passed_over(&grant) => match self.release(&grant) {
+                        Ok(()) => continue,
+                        Err(failure) => failure,
+                    },
                     // An answer that took so long that little is left of the lease: ask again, which starts it anew.
                     Outcome::Granted(grant) if !self.is_fresh(&grant) && clock::now() < last => continue,
                     outcome => return Ok(outcome),
                 },
                 Err(failure) => failure,
             };
-            self.known |= failure.sent;
-            self.doubtful |= failure.sent;
+            if failure.sent {
+                self.known = true;
+                self.doubtful = true;
+                self.room.state.lock().doubt(&self.ticket);
+            }
             let answered = !matches!(&failure.error, Error::Redis { source, .. } if source.is_io_error());
             let hopeless = !failure.retry || !(self.known || answered);
             let pause = backoff.pause();
             if hopeless || clock::now().after(pause) >= last {
-                return Err(failure.error);
+                // A last call that the deadline cut short says less than the server did before.
+                let timed_out = matches!(&failure.error, Error::Redis { source, .. } if source.is_timeout());
+                return Err(told.filter(|_| timed_out).unwrap_or(failure.error));
+            }
+            if answered {
+                told = Some(failure.error);
             }
             thread::park_timeout(pause);
         }
+    }
+
+    /// Whether a release of this grant is on its way, or was.
+    fn was_passed_over(&self, grant: &Grant) -> bool {
+        let state = self.room.state.lock();
+        state.tickets.get(&self.ticket).is_some_and(|known| grant.fence <= known.passed_over)
+    }
+
+    /// Releases a grant that was passed over, now for certain: once this is answered, no other release of it matters.
+    fn release(&self, grant: &Grant) -> Result<(), Failure> {
+        let command = Command::Release { ticket: self.ticket.clone(), fence: grant.fence };
+        let sent = clock::now();
+        let reply = self.room.call(&self.settings, &command, sent.after(self.room.shared.call_timeout))?;
+        if let Reply::Released { next } = reply {
+            self.room.hear(&self.settings, next, Some(sent));
+        }
+        Ok(())
     }
 
     /// Takes the reply to the ticket's own call.
@@ -435,18 +540,29 @@ impl Attempt {
     ///
     /// It must be queued, or have been: a ticket that was passed over is queued again at its old position.
     pub(crate) fn wait(&mut self, deadline: Moment) -> Result<Option<Grant>, Error> {
-        let Some(position) = self.position else { return Ok(None) };
-        let me = Waiter { room: &self.room, settings: &self.settings, key: (position, self.ticket.clone()) };
-        let wake = me.sit_down();
-        let failed = self.sit(&me.key, &wake, deadline);
-        // A ring may come between the last look and standing up; it counts all the same.
-        match (me.stand_up(), failed) {
-            (Some(grant), _) if self.is_fresh(&grant) => Ok(Some(grant)),
-            (stale, failed) => {
-                if let Some(grant) = stale {
-                    self.room.run(&self.settings, Some(Errand::PassOver(self.ticket.clone(), grant.fence)));
+        loop {
+            let Some(position) = self.position else { return Ok(None) };
+            let me =
+                Waiter { room: &self.room, settings: &self.settings, key: (position, self.ticket.clone()) };
+            let wake = me.sit_down();
+            let failed = self.sit(&me.key, &wake, deadline);
+            // A ring may come between the last look and standing up; it counts all the same.
+            match (me.stand_up(), failed) {
+                (Some(grant), _) if self.is_fresh(&grant) => return Ok(Some(grant)),
+                // It went stale on the last few steps, so this is no time-out: ask, and if need be wait again.
+                (Some(_), Ok(())) if clock::now() < deadline => {
+                    if let Outcome::Granted(grant) = self.ask(true, deadline)? {
+                        return Ok(Some(grant));
+                    }
                 }
-                failed.map(|()| None)
+                (stale, failed) => {
+                    if let Some(grant) = stale {
+                        let errand = self.room.state.lock().pass_over(&self.ticket, grant.fence);
+                        // The caller's time is up.
+                        self.room.defer(&self.settings, errand);
+                    }
+                    return failed.map(|()| None);
+                }
             }
         }
     }
@@ -479,7 +595,11 @@ impl Attempt {
                 return Err(error);
             }
             if now >= deadline {
-                return Ok(());
+                // Whether the turn came by now is not known then, so it must not be told as "it did not".
+                return match &state.outage {
+                    Some(outage) if now.since(outage.since) >= UNREACHABLE => Err(outage.error.clone()),
+                    _ => Ok(()),
+                };
             }
             let mut wake_at = deadline;
             if state.poller.get_or_insert_with(|| key.clone()) == key {
@@ -503,13 +623,22 @@ impl Attempt {
 
     /// Leaves the ticket queued, or passed over if its turn comes: nobody waits for it now.
     pub(crate) fn park(&self) {
-        self.room.state.lock().tickets.insert(self.ticket.clone(), Place::Parked);
+        let errand = {
+            let mut state = self.room.state.lock();
+            let news = state.put(&self.ticket, Place::Parked).news.take();
+            // Its turn came after the last answer, and nobody will say so again.
+            news.map(|(fence, _)| state.pass_over(&self.ticket, fence))
+        };
+        if let Some(errand) = errand {
+            self.room.defer(&self.settings, errand);
+        }
     }
 
     /// Gives a grant on before anybody uses it; the ticket keeps its position.
     pub(crate) fn pass_over(&self, grant: Grant) {
         self.park();
-        self.room.run(&self.settings, Some(Errand::PassOver(self.ticket.clone(), grant.fence)));
+        let errand = self.room.state.lock().pass_over(&self.ticket, grant.fence);
+        self.room.run(&self.settings, Some(errand));
     }
 
     /// Ends the attempt with a lease: the ticket holds the lock, taken by `owner`.
@@ -534,7 +663,9 @@ impl Drop for Attempt {
         if self.settled {
             return;
         }
-        self.room.state.lock().tickets.remove(&self.ticket);
+        let known = self.room.state.lock().tickets.remove(&self.ticket);
+        // Polls for it were sent by others.
+        self.doubtful |= known.is_some_and(|known| known.doubt.is_some());
         if !self.known {
             return;
         }
@@ -575,8 +706,13 @@ impl Waiter<'_> {
             reenter: false,
         };
         let mut state = self.room.state.lock();
-        state.tickets.insert(self.key.1.clone(), Place::Waiting(self.key.0));
         state.waiting.insert(self.key.clone(), seat);
+        let news = state.put(&self.key.1, Place::Waiting(self.key.0)).news.take();
+        // What came while the ticket's own call was under way; if that told it already, this is old news now.
+        let errand = news.and_then(|(fence, fresh)| {
+            let named = Next { ticket: self.key.1.clone(), fence };
+            state.hear(&named, fresh)
+        });
         if state.poller.is_none() {
             state.poller = Some(self.key.clone());
         } else if state.next_poll < clock::now().after(POLL_SHORT) {
@@ -584,6 +720,7 @@ impl Waiter<'_> {
         }
         let quiet = !state.listening;
         drop(state);
+        self.room.run(self.settings, errand);
         if quiet {
             self.room.listen();
         }
@@ -601,7 +738,7 @@ impl Waiter<'_> {
         let mut state = self.room.state.lock();
         let seat = state.waiting.remove(&self.key)?;
         // Until the attempt is settled, parked or withdrawn, its own calls tell.
-        state.tickets.insert(self.key.1.clone(), Place::Asking);
+        state.put(&self.key.1, Place::Asking);
         if state.poller.as_ref() == Some(&self.key) {
             // The last in line stays longest, so this wakes somebody seldom.
             state.poller = state.waiting.last_key_value().map(|(key, _)| key.clone());
@@ -657,15 +794,20 @@ impl Room {
                 state.outage = None;
                 // The ticket behind it may have been forgotten like this one: see at once.
                 state.next_poll = clock::now();
-                match state.waiting.get_mut(key) {
-                    Some(seat) => {
+                let known = state.tickets.get(&key.1).copied();
+                match (known, state.waiting.get_mut(key)) {
+                    (Some(known), _) if known.place == Place::Parked || fence <= known.passed_over => {
+                        Some(state.pass_over(&key.1, fence))
+                    }
+                    (_, Some(seat)) => {
                         seat.grant = Some(Grant { fence, position, since: sent });
                         seat.wake.notify_one();
                         None
                     }
                     // Its thread left while we asked, and its withdrawal may have come before this call.
-                    None => Some(Errand::Withdraw(key.1.clone()))
-                        .filter(|_| !matches!(state.tickets.get(&key.1), Some(Place::Held | Place::Asking))),
+                    (None, None) => Some(Errand::Withdraw(key.1.clone())),
+                    // Its thread left and has not decided yet.
+                    (Some(_), None) => state.hear(&Next { ticket: key.1.clone(), fence }, Some(sent)),
                 }
             }
             Ok(Reply::Waiting { position, ahead, holder_ms, newest, reentered, next }) => {
@@ -692,16 +834,22 @@ impl Room {
                 None
             }
             Err(failure) => {
-                self.suffer(&mut state, key, failure);
-                None
+                let late = failure.sent && !state.doubt(&key.1);
+                self.suffer(&mut state, key, sent, failure);
+                drop(state);
+                if late {
+                    // It was given up meanwhile, and would be queued again, or granted, by the call that got no answer.
+                    self.shared.withdrawals.add(self, settings, &key.1, true);
+                }
+                return;
             }
         };
         drop(state);
         self.run(settings, errand);
     }
 
-    /// Takes note of a poll that failed: when to try again, and who has no patience left.
-    fn suffer(&self, state: &mut State, key: &(u64, TicketId), failure: Failure) {
+    /// Takes note of a poll that was sent at `sent` and failed: when to try again, and who has no patience left.
+    fn suffer(&self, state: &mut State, key: &(u64, TicketId), sent: Moment, failure: Failure) {
         let now = clock::now();
         if !failure.retry && !matches!(failure.error, Error::OutOfMemory { .. }) {
             if let Some(seat) = state.waiting.get_mut(key) {
@@ -711,9 +859,19 @@ impl Room {
             state.next_poll = now;
             return;
         }
-        let (since, backoff) = state.outage.get_or_insert_with(|| (now, Backoff::new(RETRY)));
-        let since = *since;
-        state.next_poll = now.after(backoff.pause());
+        if state.outage.is_none() && sent < state.proven {
+            // A call that was sent later has come through: this one was lost, and no outage began with it.
+            state.next_poll = now;
+            return;
+        }
+        let outage = state.outage.get_or_insert_with(|| Outage {
+            since: sent,
+            backoff: Backoff::new(RETRY),
+            error: failure.error.clone(),
+        });
+        outage.error = failure.error.clone();
+        let since = outage.since;
+        state.next_poll = now.after(outage.backoff.pause());
         debug!("`{}`: {}; waiting goes on", self.keys.name, failure.error);
         for seat in state.waiting.values_mut() {
             if now.since(since) >= seat.settings.patience {
@@ -739,6 +897,9 @@ impl Room {
             let mut state = self.state.lock();
             state.listening = false;
             state.deaf = true;
+            // The next poll may have been set for a room that hears.
+            state.next_poll = state.next_poll.min(clock::now().after(POLL_DEAF));
+            state.wake_poller();
         }
     }
 }
@@ -823,5 +984,24 @@ impl Drop for Listener {
             state.listening = false;
             state.poll_now();
         }
+    }
+}
+
+#[cfg(test)]
+impl Room {
+    /// What is left in the room, for tests that it is nothing.
+    pub(crate) fn residue(&self) -> String {
+        let state = self.state.lock();
+        let mut left = String::new();
+        if !state.tickets.is_empty() {
+            left = format!("tickets {:?} ", state.tickets);
+        }
+        if !state.waiting.is_empty() || state.poller.is_some() {
+            left = format!("{left}{} seats, poller {:?} ", state.waiting.len(), state.poller);
+        }
+        if !state.holders.is_empty() || state.listening {
+            left = format!("{left}holders {:?}, listening {}", state.holders, state.listening);
+        }
+        left
     }
 }

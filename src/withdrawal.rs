@@ -1,4 +1,4 @@
-//! Tickets whose withdrawal could not be delivered at once, or has to be repeated.
+//! Tickets whose withdrawal could not be delivered at once, or has to be repeated; and grants to pass over.
 //!
 //! Invariant: a ticket that was given up is withdrawn as soon as the server answers, and the thread that gave it up
 //! does not wait for that. A call that was sent and not answered may arrive even after its ticket's withdrawal, so such
@@ -6,16 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use log::{debug, warn};
-use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
 use crate::clock::{self, Moment};
 use crate::protocol::{Command, Reply, TicketId};
 use crate::settings::Settings;
+use crate::sync::{Condvar, Mutex, thread};
 use crate::waiting::Room;
 
 /// The longest pause between attempts.
@@ -42,11 +41,13 @@ struct Open {
     running: bool,
 }
 
-/// One ticket to withdraw.
+/// One ticket to withdraw, or one grant of it to pass over.
 struct Entry {
     room: Arc<Room>,
     settings: Arc<Settings>,
     ticket: TicketId,
+    /// Only the grant with this fence is given up, and the ticket keeps its place.
+    fence: Option<u64>,
     /// Not before.
     at: Moment,
     /// Not after.
@@ -64,16 +65,21 @@ impl Withdrawals {
 
     /// Has `ticket` withdrawn in the background; `doubtful` if a call of it may still be on its way.
     pub(crate) fn add(&self, room: &Arc<Room>, settings: &Settings, ticket: &TicketId, doubtful: bool) {
-        let now = clock::now();
-        let entry = Entry {
-            room: Arc::clone(room),
-            settings: Arc::new(settings.clone()),
-            ticket: ticket.clone(),
-            at: now,
-            until: now.after(GIVE_UP.max(settings.lease)),
-            again: doubtful,
-            backoff: Backoff::new(RETRY),
-        };
+        self.push(Entry { again: doubtful, ..Entry::new(room, settings, ticket) });
+    }
+
+    /// Has `ticket` withdrawn in the background, not before `at`.
+    pub(crate) fn add_at(&self, room: &Arc<Room>, settings: &Settings, ticket: &TicketId, at: Moment) {
+        self.push(Entry { at, ..Entry::new(room, settings, ticket) });
+    }
+
+    /// Has the grant of `ticket` with this fence released in the background.
+    pub(crate) fn pass_over(&self, room: &Arc<Room>, settings: &Settings, ticket: &TicketId, fence: u64) {
+        self.push(Entry { fence: Some(fence), ..Entry::new(room, settings, ticket) });
+    }
+
+    fn push(&self, entry: Entry) {
+        let ticket = entry.ticket.clone();
         let mut open = self.list.open.lock();
         open.entries.push_back(entry);
         if open.running {
@@ -84,7 +90,9 @@ impl Withdrawals {
         match thread::Builder::new().name("fifo-withdraw".into()).spawn(move || list.run()) {
             Ok(_) => open.running = true,
             Err(why) => {
-                // The next one that is added tries again; until then the claim window or the lease ends it.
+                // Kept, it would keep the room and so this list for ever, since nobody works on it; so it is left to
+                // the claim window or the lease.
+                open.entries.pop_back();
                 warn!("no thread to withdraw {ticket} with: {why}");
             }
         }
@@ -124,17 +132,43 @@ impl List {
 }
 
 impl Entry {
+    fn new(room: &Arc<Room>, settings: &Settings, ticket: &TicketId) -> Entry {
+        let now = clock::now();
+        Entry {
+            room: Arc::clone(room),
+            settings: Arc::new(settings.clone()),
+            ticket: ticket.clone(),
+            fence: None,
+            at: now,
+            until: now.after(GIVE_UP.max(settings.lease)),
+            again: false,
+            backoff: Backoff::new(RETRY),
+        }
+    }
+
     /// Tries once; says whether there is more to do.
     fn attempt(&mut self) -> bool {
         let now = clock::now();
         let call_timeout = self.room.shared.call_timeout;
-        let command = Command::Abandon { ticket: self.ticket.clone() };
+        let ticket = self.ticket.clone();
+        let command = match self.fence {
+            Some(fence) => Command::Release { ticket, fence },
+            None => Command::Abandon { ticket },
+        };
         match self.room.call(&self.settings, &command, now.after(call_timeout)) {
             Ok(Reply::Abandoned { next }) => {
                 self.room.hear(&self.settings, next, None);
                 // Whatever was sent before has arrived or died by then.
                 self.at = now.after(call_timeout);
                 std::mem::replace(&mut self.again, false)
+            }
+            Ok(Reply::Released { next }) => {
+                self.room.hear(&self.settings, next, Some(now));
+                false
+            }
+            Ok(Reply::Already { next } | Reply::Lost { next }) => {
+                self.room.hear(&self.settings, next, None);
+                false
             }
             Ok(other) => {
                 warn!("withdrawing {} was answered with {other:?}", self.ticket);

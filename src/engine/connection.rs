@@ -13,7 +13,11 @@ use parking_lot::Mutex;
 use redis::{Client, Cmd, Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
 
 use super::scripts::{COUNT, SCRIPTS};
+use super::wire;
 use crate::clock::{self, Moment};
+
+/// A call that was given less time than this and timed out may have met an ordinary hiccup.
+const SILENCE: Duration = Duration::from_millis(100);
 
 /// What all connections of one client share.
 #[derive(Debug)]
@@ -26,8 +30,12 @@ pub(super) struct Endpoint {
     pub(super) call_timeout: Duration,
     /// Rises whenever a connection is found dead, so that its contemporaries are not tried one after the other.
     generation: AtomicU64,
-    /// The newest reason why no connection could be made; r2d2 keeps only its text.
-    last_error: Mutex<Option<(Moment, RedisError)>>,
+    /// When the newest call was sent that timed out, in nanoseconds of [`Moment`]. A network that dropped one
+    /// connection without a word has dropped others, and a lease has no time to try them one after the other: only
+    /// those that have answered since are trusted.
+    silent: AtomicU64,
+    /// Why the newest attempt to connect failed, if it did; r2d2 keeps only its text.
+    last_error: Mutex<Option<RedisError>>,
     /// Whether the eviction policy has been looked at.
     looked: AtomicBool,
 }
@@ -39,14 +47,16 @@ impl Endpoint {
             connect_timeout,
             call_timeout,
             generation: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
             last_error: Mutex::new(None),
             looked: AtomicBool::new(false),
         }
     }
 
-    /// Why connecting failed, if it did since `start`.
-    pub(super) fn error_since(&self, start: Moment) -> Option<RedisError> {
-        self.last_error.lock().as_ref().filter(|(at, _)| *at >= start).map(|(_, error)| error.clone())
+    /// Why there is no connection: the newest attempt failed, or has not come to an end.
+    pub(super) fn unreachable(&self) -> RedisError {
+        let slow = || std::io::Error::new(std::io::ErrorKind::TimedOut, "no connection came about in time");
+        self.last_error.lock().clone().unwrap_or_else(|| slow().into())
     }
 
     /// Opens a connection; `scripts` says whether it will run them.
@@ -59,6 +69,7 @@ impl Endpoint {
             conn,
             digests: Default::default(),
             generation,
+            answered: clock::now(),
             broken: false,
             in_flight: false,
             read_timeout: self.call_timeout,
@@ -85,6 +96,12 @@ impl Endpoint {
         let replies: Vec<RedisResult<Value>> = pipe.query(&mut link.conn)?;
         let mut replies = replies.into_iter();
         for (digest, reply) in link.digests.iter_mut().zip(replies.by_ref().take(COUNT)) {
+            if let Err(error) = &reply
+                && error.code() == Some("NOAUTH")
+            {
+                // Said here, because the next call would only hear that it has too many words for a stranger.
+                return Err(error.clone());
+            }
             *digest = reply.and_then(|value| Ok(String::from_redis_value(value)?)).unwrap_or_default();
         }
         if look && !self.looked.swap(true, Ordering::Relaxed) {
@@ -115,6 +132,8 @@ pub(super) struct Link {
     digests: [String; COUNT],
     /// The endpoint's generation when this was opened.
     generation: u64,
+    /// When it last answered.
+    answered: Moment,
     /// Set by the first failure.
     broken: bool,
     /// Set while an answer is due: a panic in between would leave it to the next user.
@@ -156,14 +175,22 @@ impl Link {
     pub(super) fn ask(&mut self, endpoint: &Endpoint, cmd: &Cmd, timeout: Duration) -> RedisResult<Value> {
         // A socket takes no zero timeout, and would take it for none at all.
         let timeout = timeout.max(Duration::from_millis(1));
+        let sent = clock::now();
         self.in_flight = true;
         let result = self.set_read_timeout(timeout).and_then(|()| self.conn.req_command(cmd));
         self.in_flight = false;
+        // The crate hands an error reply over as a value; it has to be judged like any other error.
+        let result = result.and_then(|value| value.extract_error());
         if let Err(error) = &result {
             self.judge(endpoint, error);
+            if error.is_timeout() && timeout >= SILENCE {
+                endpoint.silent.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+            }
         }
-        // A server error inside a reply is an error here, whichever way the crate hands it over.
-        result.and_then(|value| value.extract_error())
+        if !self.broken {
+            self.answered = clock::now();
+        }
+        result
     }
 
     fn set_read_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
@@ -177,25 +204,28 @@ impl Link {
     /// Marks the connection as broken unless the server just said no.
     fn judge(&mut self, endpoint: &Endpoint, error: &RedisError) {
         use redis::ErrorKind::{Extension, Io, Parse, Server};
-        use redis::ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly};
+        use redis::ServerErrorKind::{BusyLoading, ClusterDown, MasterDown};
         match error.kind() {
             // A demoted primary answers READONLY on every pooled connection; drop them all.
-            Server(ReadOnly | BusyLoading | MasterDown | ClusterDown) => {
-                self.broken = true;
-                endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
-            }
+            Server(BusyLoading | MasterDown | ClusterDown) => self.outdate(endpoint),
+            Server(_) if wire::says(error, "READONLY") => self.outdate(endpoint),
             Io | Parse => {
-                self.broken = true;
-                // A timeout or a signal says nothing about the other connections; a closed one says that they are
-                // closed too.
+                // A signal says nothing about the other connections; a closed one says that they are closed too.
                 if error.is_connection_dropped() {
-                    endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
+                    self.outdate(endpoint);
                 }
+                self.broken = true;
             }
             Server(_) => {}
             Extension if error.code() != Some("UNBLOCKED") => {}
             _ => self.broken = true,
         }
+    }
+
+    /// Has this connection and all of its age dropped.
+    fn outdate(&mut self, endpoint: &Endpoint) {
+        self.broken = true;
+        endpoint.generation.fetch_max(self.generation + 1, Ordering::AcqRel);
     }
 }
 
@@ -212,14 +242,15 @@ impl r2d2::ManageConnection for Manager {
     type Error = RedisError;
 
     fn connect(&self) -> Result<Link, RedisError> {
-        self.endpoint.open(self.scripts).inspect_err(|error| {
-            *self.endpoint.last_error.lock() = Some((clock::now(), error.clone()));
-        })
+        let opened = self.endpoint.open(self.scripts);
+        *self.endpoint.last_error.lock() = opened.as_ref().err().cloned();
+        opened
     }
 
     /// Looks at what is known without asking the server: no PING per checkout.
     fn is_valid(&self, link: &mut Link) -> Result<(), RedisError> {
-        if link.generation < self.endpoint.generation.load(Ordering::Acquire) {
+        let silent = Moment::from_nanos(self.endpoint.silent.load(Ordering::Acquire));
+        if link.generation < self.endpoint.generation.load(Ordering::Acquire) || link.answered < silent {
             return Err(RedisError::from((redis::ErrorKind::Io, "others of its age were found dead")));
         }
         Ok(())

@@ -1,13 +1,14 @@
-//! The engine that runs the scripts on a Redis server, over two pools: one for calls, one for bells.
+//! The engine that runs the scripts on a Redis server, over three pools: one for calls, one for bells, and a small one
+//! for renewals and releases that find the first one used up.
 //!
-//! Invariant: a blocked bell never holds a connection that a renewal or a release could need.
+//! Invariant: neither a blocked bell nor a call that hangs holds a connection that a renewal or a release could need.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use r2d2::{NopErrorHandler, Pool, PooledConnection};
 use redis::{Cmd, FromRedisValue, IntoConnectionInfo, RedisError, Value};
-use scheduled_thread_pool::ScheduledThreadPool;
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use super::connection::{Endpoint, Manager};
 #[cfg(feature = "idempotency")]
@@ -29,6 +30,9 @@ const SHORTEST_LISTEN: Duration = Duration::from_millis(50);
 /// Idle pooled connections are closed after this long.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
 
+/// Connections in reserve: one, and one more for while that one hangs.
+const RESERVE: u32 = 2;
+
 /// What an engine is made of.
 #[derive(Debug, Clone)]
 pub(crate) struct RedisOptions {
@@ -47,6 +51,8 @@ pub(crate) struct RedisEngine {
     endpoint: Arc<Endpoint>,
     options: RedisOptions,
     commands: Pool<Manager>,
+    /// For renewals and releases alone, while `commands` is used up.
+    reserve: Pool<Manager>,
     bells: Pool<Manager>,
 }
 
@@ -65,8 +71,12 @@ impl RedisEngine {
         let info = info.into_connection_info().map_err(unusable)?.set_tcp_settings(tcp);
         let client = redis::Client::open(info).map_err(unusable)?;
         let endpoint = Arc::new(Endpoint::new(client, options.connect_timeout, options.call_timeout));
-        let workers =
-            ScheduledThreadPool::builder().num_threads(2).thread_name_pattern("fifo-pool-{}").build();
+        let workers = ScheduledThreadPool::builder()
+            .num_threads(2)
+            .thread_name_pattern("fifo-pool-{}")
+            // Else they outlive the pools until these would have been looked through the next time, half a minute.
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .build();
         let workers = Arc::new(workers);
         let pool = |max_size: u32, scripts: bool| {
             Pool::builder()
@@ -82,19 +92,34 @@ impl RedisEngine {
                 .build_unchecked(Manager { endpoint: Arc::clone(&endpoint), scripts })
         };
         let commands = pool(options.command_pool, true);
+        let reserve = pool(RESERVE, true);
         let bells = pool(options.bell_connections, false);
-        Ok(RedisEngine { endpoint, options, commands, bells })
+        Ok(RedisEngine { endpoint, options, commands, reserve, bells })
     }
 
-    /// Runs script `index` with whatever `encode` appends; `failed` judges an error and whether it came after sending.
+    /// The pool for a call: the reserve only if nothing else is to be had.
+    ///
+    /// Calls of waiters may take longer than a lease when the server does not answer. They may have all of `commands`
+    /// for so long, and a lease must not lapse for want of a connection then.
+    fn pool(&self, command: &Command) -> &Pool<Manager> {
+        let urgent = matches!(command, Command::Renew { .. } | Command::Release { .. });
+        let used_up = |state: r2d2::State| {
+            state.idle_connections == 0 && state.connections >= self.options.command_pool
+        };
+        if urgent && used_up(self.commands.state()) { &self.reserve } else { &self.commands }
+    }
+
+    /// Runs script `index` on a connection of `pool`, with whatever `encode` appends; `failed` judges an error and
+    /// whether it came after sending.
     fn run(
         &self,
+        pool: &Pool<Manager>,
         index: usize,
         by: Moment,
         encode: impl Fn(&mut Cmd),
         failed: impl Fn(RedisError, bool) -> Failure,
     ) -> Result<Value, Failure> {
-        let mut link = self.checkout(&self.commands, by, |error| failed(error, false))?;
+        let mut link = self.checkout(pool, by, |error| failed(error, false))?;
         let timeout = if by == Moment::NEVER {
             self.options.call_timeout
         } else {
@@ -116,12 +141,14 @@ impl RedisEngine {
         let start = clock::now();
         // r2d2 adds this to an Instant, so it must be a sane number.
         let wait = by.since(start).min(self.options.connect_timeout);
-        pool.get_timeout(wait).map_err(|_| match self.endpoint.error_since(start) {
-            Some(error) => failed(error),
-            None => {
-                let error = Error::Pool { waited: clock::now().since(start), size: pool.max_size() };
-                Failure { error, sent: false, retry: true }
+        pool.get_timeout(wait).map_err(|_| {
+            // A pool that lacks connections would have made one, if the server had let it. r2d2 tries again in its own
+            // time, so the attempt that failed may have been an earlier one, or may still be under way.
+            if pool.state().connections < pool.max_size() {
+                return failed(self.endpoint.unreachable());
             }
+            let error = Error::Pool { waited: clock::now().since(start), size: pool.max_size() };
+            Failure { error, sent: false, retry: true }
         })
     }
 }
@@ -137,14 +164,14 @@ impl Engine for RedisEngine {
     fn call(&self, keys: &LockKeys, terms: &Terms, command: &Command, by: Moment) -> Result<Reply, Failure> {
         let encode = |cmd: &mut Cmd| wire::encode(cmd, keys, terms, command);
         let failed = |error, sent| wire::call_failure(keys, command, error, sent);
-        let value = self.run(scripts::index(command), by, encode, failed)?;
+        let value = self.run(self.pool(command), scripts::index(command), by, encode, failed)?;
         wire::decode(command, &value).map_err(|error| Failure { error, sent: true, retry: false })
     }
 
     fn gate(&self, keys: &GateKeys, call: &gate::Call, by: Moment) -> Result<gate::Reply, Failure> {
         let encode = |cmd: &mut Cmd| gate_wire::encode(cmd, keys, call);
         let failed = |error, sent| gate_wire::failure(keys, error, sent);
-        let value = self.run(scripts::gate_index(call), by, encode, failed)?;
+        let value = self.run(&self.commands, scripts::gate_index(call), by, encode, failed)?;
         gate_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
     }
 
@@ -152,7 +179,7 @@ impl Engine for RedisEngine {
     fn job(&self, keys: &LockKeys, job: &str, call: &job::Call, by: Moment) -> Result<job::Reply, Failure> {
         let encode = |cmd: &mut Cmd| job_wire::encode(cmd, keys, job, call);
         let failed = |error, sent| job_wire::failure(keys, job, call, error, sent);
-        let value = self.run(scripts::job_index(call), by, encode, failed)?;
+        let value = self.run(&self.commands, scripts::job_index(call), by, encode, failed)?;
         job_wire::decode(call, &value).map_err(|error| Failure { error, sent: true, retry: false })
     }
 

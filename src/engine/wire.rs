@@ -197,20 +197,26 @@ pub(super) fn judge(name: &str, ours: &[&str], doing: &str, error: RedisError, s
         let what = format!("`{key}` holds something this library did not write; nothing was changed");
         return Failure { error: Error::Protocol(what), sent: false, retry: false };
     }
-    let says = |word: &str| {
-        error.code() == Some(word) || text.contains(&format!("{word} ")) && text.contains("cript")
-    };
     let context = || format!("{doing} `{name}`").into_boxed_str();
-    if says("OOM") {
+    if says(&error, "OOM") {
         return Failure { error: Error::OutOfMemory { lock: name.into() }, sent: false, retry: false };
     }
-    if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) || says("READONLY") {
+    if says(&error, "READONLY") {
         return Failure { error: Error::ReadOnly { context: context() }, sent: false, retry: true };
     }
     let retry = is_transient(&error);
     // An error the server spelled out means that the script did not run, or raised before its first write.
     let sent = sent && error.kind() == ErrorKind::Io;
     Failure { error: Error::Redis { context: context(), source: Box::new(error) }, sent, retry }
+}
+
+/// Whether the server answered with the code `word`, by itself or wrapped into another by a script on Redis 6.2.
+pub(super) fn says(error: &RedisError, word: &str) -> bool {
+    if error.code() == Some(word) {
+        return true;
+    }
+    let text = error.to_string();
+    text.contains(&format!("{word} ")) && text.contains("cript")
 }
 
 /// [`failure`] for a call that runs `command`.

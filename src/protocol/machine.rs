@@ -180,6 +180,10 @@ impl Call<'_> {
                 if position.is_some() || !self.state.queue.is_empty() {
                     record.until = self.now + self.terms.regroup_ms * 1000;
                 }
+                // The newest position is in the queue, if that is still there; else a newcomer could get before it.
+                if let Some((newest, _)) = self.state.queue.last() {
+                    record.pos = *newest;
+                }
                 let regrouping = record.until > 0;
                 (record, regrouping)
             }

@@ -12,11 +12,12 @@ use std::fmt::Write as _;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, TestError, TestRunner};
 use redis::{Cmd, Connection, Value, cmd};
 use redis_fifo_lock::protocol::machine::{Bell, DROPPED_AT_ONCE, LOST_KEPT, Ring};
 use redis_fifo_lock::protocol::{ClientId, Command, Next, Reply, State, Terms, TicketId, apply};
 
+use crate::mutants;
 use crate::support::scripts::{LOCK, LOST, QUEUE, Scripts, Sources, bell, decode, pipelined, spell, text};
 use crate::support::server::{Server, connect};
 
@@ -601,11 +602,11 @@ impl Story<'_> {
     fn op(&self, act: Draw, who: Draw, what: Draw, how: Draw) -> Op {
         let call = |client: &str, command| Op::Call(self.terms[client], command);
         let Temper { loss, hear, .. } = *self.temper;
-        match act.weighted(&[1, 45, 7, 15, 6, 2, hear, 6, 1, loss]) {
+        match act.weighted(&[1, 45, 7, 15, 6, 2, hear, 6, 3, loss]) {
             1 => {
                 let ticket = self.ticket(who, &[6, 2, 2, 2]);
                 let position = self.position(what, &ticket);
-                let wait = how.0 % 8 > 0;
+                let wait = !how.0.is_multiple_of(8);
                 let max_queue = (how.0 / 8).is_multiple_of(5).then_some(u64::from(how.0) / 40 % 4);
                 let client = ticket.client().to_owned();
                 call(&client, Command::Acquire { ticket, position, wait, max_queue })
@@ -718,32 +719,44 @@ impl Story<'_> {
 }
 
 /// Runs `body` on a server of its own.
-fn on_both(body: impl FnOnce(&mut Both)) {
+fn on_both(sources: &Sources, body: impl FnOnce(&mut Both)) {
     let server = Server::start();
     let mut connection = connect(&server.unix_url()).expect("a connection to the test's server");
-    let scripts = Sources::on_virtual_time().load(&mut connection);
+    let scripts = sources.load(&mut connection);
     let snapshot: String =
         cmd("SCRIPT").arg("LOAD").arg(SNAPSHOT).query(&mut connection).expect("a script that shows the keys");
     body(&mut Both { connection: &mut connection, scripts: &scripts, snapshot: &snapshot });
 }
 
-/// Feeds random sequences to both sides, and demands that they were worth it.
+/// Feeds `cases` random sequences to both sides and gives the first difference, made simpler `simpler` times at most.
+fn difference(
+    both: &mut Both,
+    temper: &Temper,
+    cases: u32,
+    simpler: u32,
+    seen: &RefCell<Seen>,
+) -> Option<String> {
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: simpler, ..Config::default() };
+    let both = RefCell::new(both);
+    let run = TestRunner::new(config).run(&plans(), |(beginning, steps)| {
+        let plan = (beginning.map(Draw), steps.iter().map(|step| step.map(Draw)).collect());
+        let difference = both.borrow_mut().compare(&Story::ops(temper, &plan), 1, &mut seen.borrow_mut());
+        difference.map_err(TestCaseError::fail)
+    });
+    match run {
+        Ok(()) => None,
+        Err(TestError::Fail(difference, _)) => Some(difference.to_string()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Demands that both sides agree, and that the sequences were worth it.
 fn agree(temper: &Temper) {
     let cases = env::var("FIFO_SEQUENCES").map_or(SEQUENCES, |number| number.parse().expect("a number"));
-    on_both(|both| {
+    on_both(&Sources::on_virtual_time(), |both| {
         let seen = RefCell::new(Seen::default());
-        let both = RefCell::new(both);
-        let config =
-            Config { cases, failure_persistence: None, max_shrink_iters: 5_000, ..Config::default() };
-        let run = TestRunner::new(config).run(&plans(), |(beginning, steps)| {
-            let plan = (beginning.map(Draw), steps.iter().map(|step| step.map(Draw)).collect());
-            let difference = both.borrow_mut().compare(&Story::ops(temper, &plan), 1, &mut seen.borrow_mut());
-            difference.map_err(TestCaseError::fail)
-        });
-        match run {
-            Ok(()) => {}
-            Err(proptest::test_runner::TestError::Fail(difference, _)) => panic!("{difference}"),
-            Err(error) => panic!("{error}"),
+        if let Some(difference) = difference(both, temper, cases, 5_000, &seen) {
+            panic!("{difference}");
         }
         let seen = seen.into_inner();
         println!("{cases} sequences of {COMMANDS} commands: {:?}", seen.0);
@@ -799,7 +812,7 @@ impl Script {
 
     /// Runs it on both sides and gives the machine's last state.
     fn compare(&self) -> State {
-        on_both(|both| {
+        on_both(&Sources::on_virtual_time(), |both| {
             if let Err(difference) = both.compare(&self.ops, 25, &mut Seen::default()) {
                 panic!("{difference}");
             }
@@ -871,4 +884,23 @@ fn scripts_and_machine_agree_on_more_tickets_of_suspects_than_one_call_drops() {
     script.wait(&alive);
     let state = script.compare();
     assert!(state.record.is_some_and(|record| record.holder == Some(alive)), "the next drops the others");
+}
+
+/// Random sequences find what they are for: faults of every kind, put into the scripts, show as differences.
+#[test]
+fn a_fault_in_the_scripts_shows_as_a_difference() {
+    let temper = Temper { back: 3, loss: 3, ends: 30, hear: 6, silence: 4 };
+    for fault in [
+        "naming does not delete the bell",
+        "a suspect is never cleared",
+        "the claim window is longer than the lease",
+        "the lost list does not expire",
+        "the ring's fence is printed by tostring",
+        "a claim window stays in the future",
+    ] {
+        on_both(&mutants::sources(fault), |both| {
+            let found = difference(both, &temper, SEQUENCES, 0, &RefCell::default());
+            assert!(found.is_some(), "{SEQUENCES} sequences do not show it: {fault}");
+        });
+    }
 }

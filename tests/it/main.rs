@@ -1,15 +1,26 @@
 //! The integration tests: one binary, one module per behaviour.
 
+mod cases_connections;
+mod cases_deadlines;
+mod cases_exclusion;
+mod cases_keys_and_errors;
+mod cases_renewal;
+mod cases_resources;
+mod cases_waiters;
 mod crashes;
 mod differential;
 mod exclusion;
 mod faults;
 mod foreign_values;
+mod full_server;
 mod gate;
 mod idempotency;
 mod idempotency_keys;
+mod mutants;
 mod residue;
 mod run_once;
+mod scenarios;
+mod situations;
 mod sql_postgres;
 mod sql_sqlite;
 mod support;

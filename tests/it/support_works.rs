@@ -400,6 +400,20 @@ fn held_reply_arrives_late() {
 }
 
 #[test]
+fn held_request_arrives_late_and_without_its_client() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let mut connection = connect(&proxy.url()).expect("a connection");
+    let fault = proxy.swallow_next_reply("counter", Swallow::HoldRequest);
+    assert!(is_silent(&mut connection, incr));
+    drop(connection);
+    assert_eq!((fault.count(), server.keys("*").len()), (1, 0));
+    proxy.release_held();
+    eventually(LONG, "the request arrives", || server.keys("*") == ["counter"]);
+    eventually(LONG, "the server sees the end", || server.connected_clients() == 0);
+}
+
+#[test]
 fn swallowed_reply_in_a_pipeline_is_the_right_one() {
     let server = Server::start();
     let proxy = Proxy::start(server.addr());

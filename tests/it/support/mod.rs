@@ -2,6 +2,7 @@
 
 pub(crate) mod child;
 pub(crate) mod dice;
+mod eventually;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
 pub(crate) mod overlap;
@@ -13,28 +14,13 @@ pub(crate) mod reaper;
 pub(crate) mod resp;
 pub(crate) mod roles;
 pub(crate) mod scripts;
+pub(crate) mod seen;
 pub(crate) mod server;
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-const POLL: Duration = Duration::from_millis(5);
-
-/// Waits until `reached` is true; panics naming `what` if that takes longer than `timeout`.
-#[track_caller]
-pub(crate) fn eventually(timeout: Duration, what: &str, mut reached: impl FnMut() -> bool) {
-    let start = Instant::now();
-    loop {
-        // Read before the check, so that a slow check still gets one try after the deadline.
-        let late = start.elapsed() >= timeout;
-        if reached() {
-            return;
-        }
-        assert!(!late, "not within {timeout:?}: {what}");
-        thread::sleep(POLL);
-    }
-}
+pub(crate) use self::eventually::{POLL, eventually};
 
 /// The number of threads of this process whose name starts with `prefix`. Linux keeps 15 bytes of a name.
 pub(crate) fn threads_named(prefix: &str) -> usize {
@@ -51,4 +37,13 @@ fn thread_names() -> Vec<Vec<u8>> {
     let tasks = fs::read_dir("/proc/self/task").expect("a Linux /proc");
     // A thread that ends between the listing and the reading has no name any more.
     tasks.filter_map(|task| fs::read(task.ok()?.path().join("comm")).ok()).collect()
+}
+
+/// Sets a flag when it is dropped: for threads that run until then, which must end when their test fails, too.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }

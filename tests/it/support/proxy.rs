@@ -17,7 +17,7 @@ use super::resp::{frame_len, is_push};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What becomes of a connection whose reply is swallowed. The request has reached the server in every case
-/// but the last.
+/// but the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Swallow {
     /// It stays open, and nothing comes back on it ever again. Requests still get through.
@@ -26,6 +26,9 @@ pub(crate) enum Swallow {
     Cut,
     /// It is held, with all that follows on it, until `release_held`.
     Hold,
+    /// The request is held, with all that follows on it, until `release_held`: the server sees it late, even if
+    /// the client has gone.
+    HoldRequest,
     /// It is closed instead of the request: the server never sees that.
     CutBefore,
 }
@@ -161,7 +164,7 @@ impl Proxy {
         fault
     }
 
-    /// Delivers all that [`Swallow::Hold`] holds at this moment.
+    /// Delivers all that [`Swallow::Hold`] and [`Swallow::HoldRequest`] hold at this moment.
     pub(crate) fn release_held(&self) {
         self.change(|state| state.holds += 1);
     }
@@ -296,9 +299,9 @@ impl Shared {
         self.pass()
     }
 
-    fn hold(&self) {
+    /// Waits until `release_held` is called after its `releases`th time.
+    fn hold(&self, releases: usize) {
         let mut state = self.state();
-        let releases = state.holds;
         while state.holds == releases && !state.closing {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -374,6 +377,12 @@ fn forward_requests(shared: &Arc<Shared>, link: &Arc<Link>) {
             shared.happened(fault);
             return;
         }
+        if let Some((Swallow::HoldRequest, fault)) = &fate {
+            // Read first: the test may release it as soon as it sees the count.
+            let releases = shared.state().holds;
+            shared.happened(fault);
+            shared.hold(releases);
+        }
         link.due().push_back(fate);
         // If the server is gone, the thread for its replies sees that and decides.
         let mut server = server;
@@ -403,10 +412,11 @@ fn forward_replies(shared: &Shared, link: &Link) {
                 return;
             }
             Some((Swallow::Hold, fault)) => {
+                let releases = shared.state().holds;
                 shared.happened(&fault);
-                shared.hold();
+                shared.hold(releases);
             }
-            Some((Swallow::CutBefore, _)) | None => {}
+            Some((Swallow::HoldRequest | Swallow::CutBefore, _)) | None => {}
         }
         let mut client = &link.client;
         if !silent && client.write_all(&reply).is_err() {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_fifo_lock::{FifoLock, LockClient};
 
@@ -14,6 +14,7 @@ pub(crate) fn play(role: &str, args: &[&str]) {
     match (role, args) {
         ("echo", _) => echo(args),
         ("server", _) => server(),
+        ("leftovers", [url, case]) => crate::cases_renewal::leftovers(url, case),
         ("hold", [url, name, lease_ms]) => hold(&lock(url, name, lease_ms)),
         ("queue", [url, name, lease_ms, tickets]) => queue(&lock(url, name, lease_ms), number(tickets)),
         ("rounds", [url, name, threads, times, dir]) => {
@@ -23,6 +24,9 @@ pub(crate) fn play(role: &str, args: &[&str]) {
         ("job", [url, name, lease_ms, id]) => job(url, name, lease_ms, number(id)),
         #[cfg(feature = "idempotency")]
         ("jobs", [url, name, lease_ms]) => jobs(&lock(url, name, lease_ms)),
+        ("hold_many", [url, name, lease_ms, locks]) => hold_many(url, name, lease_ms, number(locks)),
+        ("names", [url, count]) => names(url, number(count)),
+        ("panics", [url, name, threads]) => panics(url, name, number(threads)),
         other => panic!("no such role: {other:?}"),
     }
 }
@@ -64,6 +68,58 @@ fn hold(lock: &FifoLock) {
             other => panic!("not understood: {other}"),
         }
     }
+}
+
+/// Takes as many locks, `name-0` and on, says `held`, and keeps them.
+fn hold_many(url: &str, name: &str, lease_ms: &str, locks: u64) {
+    let lock = |number: u64| lock(url, &format!("{name}-{number}"), lease_ms);
+    let _held: Vec<_> = (0..locks).map(|number| lock(number).acquire().expect("the lock")).collect();
+    say("held");
+    hear();
+}
+
+/// For each line that it hears, goes through as many new names, one in ten of them in vain; then says `done`.
+fn names(url: &str, names: u64) {
+    let (user, other) =
+        (LockClient::connect(url).expect("a client"), LockClient::connect(url).expect("a client"));
+    let mut next = 0..;
+    while hear().is_some() {
+        for name in next.by_ref().take(usize::try_from(names).expect("a number")) {
+            let name = format!("name-{name}");
+            let lock = user.builder(&name).idle(Duration::from_secs(1)).build().expect("a lock");
+            let in_vain = name.ends_with('0');
+            let held = in_vain.then(|| other.fifo_lock(&name).expect("a lock").lock().expect("the lock"));
+            let got = lock.try_lock_for(Duration::from_millis(1)).expect("an answer");
+            assert_eq!(got.is_none(), held.is_some());
+        }
+        // Listeners stay until their BLPOP of two seconds has ended.
+        thread::sleep(Duration::from_millis(2800));
+        say("done");
+    }
+}
+
+/// Has threads panic with the lock, then says in how many milliseconds the lock was had again, and how many panicked.
+fn panics(url: &str, name: &str, threads: u64) {
+    let client = LockClient::options().url(url).command_pool(2).build().expect("a client");
+    let lock = client.fifo_lock(name).expect("a lock");
+    let sections: Vec<_> = (0..threads)
+        .map(|_| {
+            let lock = lock.clone();
+            thread::spawn(move || {
+                let _guard = lock.lock().expect("its turn");
+                // A panic without the hundred-fold message.
+                std::panic::resume_unwind(Box::new("in the section"));
+            })
+        })
+        .collect();
+    let panicked = sections.into_iter().map(thread::JoinHandle::join).filter(Result::is_err).count();
+    let took = |_| {
+        let start = Instant::now();
+        drop(lock.try_lock_for(Duration::from_secs(5)).expect("an answer").expect("nobody is left"));
+        start.elapsed().as_millis()
+    };
+    say(&(0..5).map(took).min().expect("five").to_string());
+    say(&format!("{panicked} panics"));
 }
 
 /// Queues as many threads and says so; each says its fence once it is in, and leaves.

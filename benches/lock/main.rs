@@ -10,8 +10,6 @@
 //!
 //! Each figure is the median of five rounds, with the least and the most behind it. Machines are noisy: quote ratios.
 
-#[path = "../tests/it/support/mod.rs"]
-#[expect(dead_code, unused_imports, reason = "the tests' tools; a bench needs few of them")]
 mod support;
 
 use std::env;
