@@ -109,7 +109,8 @@ impl RedisEngine {
         if urgent && used_up(self.commands.state()) { &self.reserve } else { &self.commands }
     }
 
-    /// Runs script `index` on a connection of `pool` with whatever `encode` appends; `failed` judges an error and whether it came after sending.
+    /// Runs script `index` on a connection of `pool`, with whatever `encode` appends; `failed` judges an error and
+    /// whether it came after sending.
     fn run(
         &self,
         pool: &Pool<Manager>,

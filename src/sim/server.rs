@@ -335,9 +335,9 @@ impl Lock {
     }
 }
 
-/// The simulation is about waiting, renewal and release; what stands on them makes single calls.
-fn not_simulated() -> Failure {
-    Failure { error: Error::Protocol("not simulated".into()), sent: false, retry: false }
+/// Only the lock is simulated.
+fn untold(what: &str) -> Failure {
+    Failure { error: Error::Config(format!("the simulated server has no {what}")), sent: false, retry: false }
 }
 
 impl Engine for Server {
@@ -414,12 +414,12 @@ impl Engine for Server {
     }
 
     fn gate(&self, _: &GateKeys, _: &gate::Call, _: Moment) -> Result<gate::Reply, Failure> {
-        Err(not_simulated())
+        Err(untold("gates"))
     }
 
     #[cfg(feature = "idempotency")]
     fn job(&self, _: &LockKeys, _: &str, _: &job::Call, _: Moment) -> Result<job::Reply, Failure> {
-        Err(not_simulated())
+        Err(untold("jobs"))
     }
 
     fn bell(&self, keys: &LockKeys, _by: Moment) -> Result<Box<dyn Bell>, Failure> {
