@@ -30,8 +30,9 @@ const SHORTEST_LISTEN: Duration = Duration::from_millis(50);
 /// Idle pooled connections are closed after this long.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
 
-/// Connections in reserve: one, and one more for while that one hangs.
-const RESERVE: u32 = 2;
+/// Connections in reserve. With the one that listens this makes two beyond the pool, however many wait for a lock; one that
+/// hangs is dropped within a quarter of the lease and replaced.
+const RESERVE: u32 = 1;
 
 /// What an engine is made of.
 #[derive(Debug, Clone)]

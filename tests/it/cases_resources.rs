@@ -201,7 +201,8 @@ fn more_contended_locks_than_connections_starve_no_renewal() {
         let until = Instant::now() + Duration::from_millis(2800);
         while Instant::now() < until {
             assert!(!held.iter().any(redis_fifo_lock::Lease::is_lost), "renewed");
-            assert!(server.connected_clients() <= 3, "{} connections", server.connected_clients());
+            // One for calls, two that listen, one in reserve for renewals and releases.
+            assert!(server.connected_clients() <= 4, "{} connections", server.connected_clients());
             thread::sleep(Duration::from_millis(20));
         }
         for lease in held {
@@ -342,5 +343,9 @@ fn the_script_cache_does_not_grow_with_the_number_of_locks() {
     let info: String = cmd("INFO").arg("memory").query(&mut server.connection()).expect("INFO");
     let cached = info.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:"));
     let cached: u64 = cached.expect("the field").trim().parse().expect("a number");
-    assert!((1..=6).contains(&cached), "{cached} scripts");
+    // As many as there are files in scripts/: those of gates and jobs are loaded with those of the lock.
+    let scripts = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts")).expect("the scripts");
+    let scripts =
+        scripts.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.path().is_file())).count() as u64;
+    assert!((1..=scripts).contains(&cached), "{cached} scripts of {scripts}");
 }

@@ -227,8 +227,8 @@ fn two_hundred_waiters_leave_a_command_pool_of_one_to_the_holder() {
         let until = Instant::now() + Duration::from_secs(6);
         while Instant::now() < until {
             assert!(!held.is_lost());
-            // One connection for commands, one that listens, and one of the watcher.
-            assert!(server.connected_clients() <= 3, "{}", server.connected_clients());
+            // One connection for commands; two beyond that pool: one that listens, one in reserve; and the watcher's.
+            assert!(server.connected_clients() <= 4, "{}", server.connected_clients());
             assert!(server.blocked_clients() <= 1);
             thread::sleep(Duration::from_millis(100));
         }
