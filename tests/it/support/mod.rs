@@ -1,6 +1,7 @@
 //! What the tests stand on: private servers, faults, other processes, and records of what happened.
 
 pub(crate) mod child;
+mod eventually;
 pub(crate) mod log_capture;
 pub(crate) mod monitor;
 pub(crate) mod overlap;
@@ -14,25 +15,8 @@ pub(crate) mod roles;
 pub(crate) mod server;
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
-const POLL: Duration = Duration::from_millis(5);
-
-/// Waits until `reached` is true; panics naming `what` if that takes longer than `timeout`.
-#[track_caller]
-pub(crate) fn eventually(timeout: Duration, what: &str, mut reached: impl FnMut() -> bool) {
-    let start = Instant::now();
-    loop {
-        // Read before the check, so that a slow check still gets one try after the deadline.
-        let late = start.elapsed() >= timeout;
-        if reached() {
-            return;
-        }
-        assert!(!late, "not within {timeout:?}: {what}");
-        thread::sleep(POLL);
-    }
-}
+pub(crate) use self::eventually::{POLL, eventually};
 
 /// The number of threads of this process whose name starts with `prefix`. Linux keeps 15 bytes of a name.
 pub(crate) fn threads_named(prefix: &str) -> usize {
