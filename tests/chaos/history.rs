@@ -4,17 +4,7 @@
 //! library is stamped before, what it writes after is stamped after; so intervals that the log spells are certain, and
 //! never longer than the truth.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
-
-/// Nanoseconds since the machine started, time asleep included.
-pub(crate) fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
-}
 
 /// One attempt to take a lock: a process, and a number in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -181,42 +171,4 @@ pub(crate) struct Event {
     pub(crate) at: u64,
     #[serde(flatten)]
     pub(crate) what: What,
-}
-
-/// A file that one process writes events to. A line is one `write`, so a SIGKILL cuts none in two.
-#[derive(Debug)]
-pub(crate) struct Log {
-    file: File,
-}
-
-impl Log {
-    pub(crate) fn create(path: &Path) -> Self {
-        let file = File::options().create(true).append(true).open(path);
-        Self { file: file.expect("a file for the log") }
-    }
-
-    /// Writes down what happened at `at`.
-    pub(crate) fn at(&self, at: u64, what: What) {
-        let mut line = serde_json::to_vec(&Event { at, what }).expect("an event as JSON");
-        line.push(b'\n');
-        (&self.file).write_all(&line).expect("a line in the log");
-    }
-
-    /// Writes down what has just happened.
-    pub(crate) fn now(&self, what: What) {
-        self.at(now(), what);
-    }
-}
-
-/// All events of the logs in `dir`, in the order of their times.
-pub(crate) fn read(dir: &Path) -> Vec<Event> {
-    let files = fs::read_dir(dir).expect("a directory of logs").map(|file| file.expect("a file").path());
-    let logs = files.filter(|file| file.extension().is_some_and(|kind| kind == "log"));
-    let texts: Vec<String> = logs.map(|log| fs::read_to_string(log).expect("a log")).collect();
-    let lines = texts.iter().flat_map(|text| text.lines());
-    let mut events: Vec<Event> =
-        lines.map(|line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"))).collect();
-    // Stable: what one thread wrote at one time keeps its order.
-    events.sort_by_key(|event| event.at);
-    events
 }

@@ -14,6 +14,7 @@
 mod checker;
 mod clock;
 mod history;
+mod log_file;
 mod mutants;
 mod random;
 mod round;

@@ -14,7 +14,8 @@ use redis::{Connection, cmd};
 
 use crate::checker::{self, Tally, Violation};
 use crate::clock::ServerClock;
-use crate::history::{self, Log, What, now};
+use crate::history::What;
+use crate::log_file::{self, Log, now};
 use crate::mutants::Mutant;
 use crate::random::Random;
 use crate::schedule::{Fault, Step, schedule};
@@ -47,7 +48,7 @@ pub(crate) fn run(
     round.calm();
     let counts = std::mem::take(&mut round.counts);
     drop(round);
-    let (tally, violations) = checker::check(&history::read(dir));
+    let (tally, violations) = checker::check(&log_file::read(dir));
     (counts, tally, violations)
 }
 
@@ -78,6 +79,7 @@ struct Slot {
     child: Child,
     process: u32,
     alive: bool,
+    stopped: bool,
 }
 
 /// A fault under way, and what is needed to see whether it really happened.
@@ -117,6 +119,7 @@ impl Round {
         }
         let server = builder.start();
         let tap = Tap::start(server.addr(), Arc::clone(&log));
+        log_file::watch_for_stalls(&log, None);
         let mut random = Random::new(seed);
         let mut processes = 0;
         let mut slot = |_| {
@@ -126,7 +129,7 @@ impl Round {
             }
             processes += 1;
             let child = spawn(&proxy, processes, random.next(), dir);
-            Slot { proxy, child, process: processes, alive: true }
+            Slot { proxy, child, process: processes, alive: true, stopped: false }
         };
         let slots = (0..SLOTS).map(&mut slot).collect();
         Self {
@@ -204,11 +207,12 @@ impl Round {
                 Evidence::None
             }
             Fault::Stop { slot } => {
-                let slot = &self.slots[slot];
-                if !slot.alive {
+                let slot = &mut self.slots[slot];
+                if !slot.alive || slot.stopped {
                     return None;
                 }
                 slot.child.sigstop();
+                slot.stopped = true;
                 process = Some(slot.process);
                 Evidence::None
             }
@@ -307,14 +311,13 @@ impl Round {
                 let seed = self.random.next();
                 let slot = &mut self.slots[slot];
                 slot.child = spawn(&slot.proxy, self.processes, seed, &self.dir);
-                (slot.process, slot.alive) = (self.processes, true);
+                (slot.process, slot.alive, slot.stopped) = (self.processes, true, false);
             }
-            Fault::Stop { slot } => {
-                // It may have been killed meanwhile, with another in its place.
-                if process == self.process(Some(slot)) && self.slots[slot].alive {
-                    self.slots[slot].child.sigcont();
-                    self.count(fault);
-                }
+            // It may have been killed meanwhile, with another in its place.
+            Fault::Stop { slot } if process == self.process(Some(slot)) && self.slots[slot].alive => {
+                self.slots[slot].child.sigcont();
+                self.slots[slot].stopped = false;
+                self.count(fault);
             }
             Fault::Freeze { slot } => self.proxies(slot).for_each(Proxy::thaw),
             Fault::Delay { slot, .. } => self.proxies(slot).for_each(|proxy| proxy.delay(Duration::ZERO)),

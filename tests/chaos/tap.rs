@@ -7,7 +7,8 @@ use std::thread::{self, JoinHandle};
 
 use redis_fifo_lock::protocol::Record;
 
-use crate::history::{Log, Stored, Verb, What, now};
+use crate::history::{Stored, Verb, What};
+use crate::log_file::{Log, now};
 
 pub(crate) struct Tap {
     stream: TcpStream,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use redis_fifo_lock::{Error, Fence, FifoLock, Lease, LockClient, LockGuard};
 
-use crate::history::{Log, Op, Terms, What, Why, now};
+use crate::history::{Op, Terms, What, Why};
+use crate::log_file::{self, Log, now};
 use crate::random::Random;
 use crate::support::child::{hear, say};
 
@@ -32,7 +33,7 @@ pub(crate) fn play(role: &str, args: &[&str]) {
 /// What the threads of a process share.
 struct Shared {
     process: u32,
-    log: Log,
+    log: Arc<Log>,
     /// One handle per lock, with its settings.
     locks: Vec<(String, FifoLock, Terms)>,
     ops: AtomicU64,
@@ -59,10 +60,11 @@ fn run(url: &str, process: u32, seed: u64, dir: &Path, locks: u64, threads: u64)
     let shared = Arc::new(Shared {
         process,
         locks: locks.collect(),
-        log: Log::create(&dir.join(format!("process-{process}.log"))),
+        log: Arc::new(Log::create(&dir.join(format!("process-{process}.log")))),
         ops: AtomicU64::new(0),
         stop: AtomicBool::new(false),
     });
+    log_file::watch_for_stalls(&shared.log, Some(process));
     let start = |n| {
         let (shared, random) = (Arc::clone(&shared), Random::new(seed ^ (n + 1) << 32));
         thread::spawn(move || shared.work(random))
@@ -118,6 +120,8 @@ impl Held {
 
 impl Shared {
     fn work(&self, mut random: Random) {
+        // Not all at once: opening the first connections takes a busy machine a while.
+        thread::sleep(Duration::from_millis(random.within(0..500)));
         while !self.stop.load(Ordering::SeqCst) {
             self.once(&mut random);
             thread::sleep(Duration::from_millis(random.within(0..30)));

@@ -205,7 +205,8 @@ fn restored(at: u64, change: impl Fn(&mut Stored)) -> Vec<Event> {
 #[track_caller]
 fn accepts(log: &[Event]) {
     let (_, violations) = check(log);
-    assert!(violations.is_empty(), "{violations:#?}");
+    let said: Vec<_> = violations.iter().map(|violation| (violation.rule, &violation.what)).collect();
+    assert!(said.is_empty(), "{said:#?}");
 }
 
 #[track_caller]
@@ -224,6 +225,9 @@ fn good_logs_are_accepted() {
     let (tally, _) = check(&good());
     assert_eq!((tally.operations, tally.grants, tally.server_grants), (5, 4, 4));
     assert_eq!((tally.displaced, tally.released, tally.refused), (1, 3, 1));
+    let mut twice = tally.clone();
+    twice.add(&tally);
+    assert_eq!((twice.operations, twice.released, twice.recovery_ms), (10, 6, tally.recovery_ms));
 }
 
 #[test]

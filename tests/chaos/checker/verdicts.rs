@@ -45,7 +45,8 @@ pub(super) fn check(story: &Story, server: &Server, found: &mut Found) {
                 let forgotten = story.is_forgotten(attempt.invoked, *at);
                 // Nobody could say, and by its own clock it had run out.
                 let ran_out = attempt.lost.is_some() || *at >= release.at + release.left;
-                if !taken && !forgotten && !(ran_out && disturbed) {
+                let justified = taken || forgotten || (ran_out && disturbed);
+                if !justified {
                     let what = format!("`{lock}`: {op:?} was told that fence {fence} was lost: {ending:?}");
                     found.add(Rule::Verdict, what);
                 }
