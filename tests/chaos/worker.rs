@@ -65,6 +65,15 @@ fn run(url: &str, process: u32, seed: u64, dir: &Path, locks: u64, threads: u64)
         stop: AtomicBool::new(false),
     });
     log_file::watch_for_stalls(&shared.log, Some(process));
+    // No connection is open yet, and all threads want one: a short deadline may pass while they are made.
+    let start = now();
+    let starts = What::Fault {
+        fault: "start".to_owned(),
+        process: Some(process),
+        from: start,
+        to: start + 1_000_000_000,
+    };
+    shared.log.at(start, starts);
     let start = |n| {
         let (shared, random) = (Arc::clone(&shared), Random::new(seed ^ (n + 1) << 32));
         thread::spawn(move || shared.work(random))
