@@ -10,7 +10,7 @@ pub(crate) struct Mutant {
     pub(crate) rule: Rule,
 }
 
-pub(crate) const MUTANTS: [Mutant; 12] = [
+pub(crate) const MUTANTS: [Mutant; 14] = [
     Mutant {
         name: "an unclaimed grant is passed over without a look at the bell",
         from: "free = client ~= me and ask('LINDEX', bell_of(client), 0) == holder .. ' ' .. string.format('%.0f', fence)",
@@ -63,6 +63,18 @@ pub(crate) const MUTANTS: [Mutant; 12] = [
         name: "newcomers get the position of the one before",
         from: "at = at or math.max(pos + 1, now)",
         to: "at = at or math.max(pos, 1)",
+        rule: Rule::Order,
+    },
+    Mutant {
+        name: "the living are dropped with the suspects",
+        from: "if #doomed == 1000 or not suspected(client) then",
+        to: "if #doomed == 1000 then",
+        rule: Rule::Order,
+    },
+    Mutant {
+        name: "a suspicion outlives the call of its client",
+        from: "  if not suspected(client) then return false end",
+        to: "  if true then return false end",
         rule: Rule::Order,
     },
     Mutant {

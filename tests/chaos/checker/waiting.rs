@@ -6,7 +6,7 @@ use super::{Attempt, Found, MS, Outcome, Rule, Story};
 use crate::history::Why;
 
 /// What a machine with other work may add to any bound.
-const LOAD: u64 = 8000 * MS;
+const LOAD: u64 = 5000 * MS;
 /// Bounds of a client: on a call, twice, and on giving a release up.
 const CALLS: u64 = 2 * 1000 * MS;
 
