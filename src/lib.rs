@@ -51,6 +51,11 @@ mod clock;
 mod engine;
 mod error;
 pub mod fence;
+/// The parsers of what a server sends, for the fuzz targets of this repository; no part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::engine::wire::{decode, ring};
+}
 mod fifo_lock;
 mod guard;
 mod holding;

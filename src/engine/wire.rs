@@ -53,7 +53,11 @@ fn optional(cmd: &mut Cmd, number: Option<u64>) {
 }
 
 /// Reads the answer to `command`.
-pub(crate) fn decode(command: &Command, value: &Value) -> Result<Reply, Error> {
+///
+/// # Errors
+///
+/// [`Error::Protocol`] if it is none that the protocol knows.
+pub fn decode(command: &Command, value: &Value) -> Result<Reply, Error> {
     let Value::Array(items) = value else { return Err(unknown(command, value)) };
     let reply = match command {
         Command::Acquire { .. } => acquired(items),
@@ -150,7 +154,8 @@ fn next(items: &[Value], at: usize) -> Option<Option<Next>> {
 }
 
 /// Reads a ring, `ticket fence`.
-pub(crate) fn ring(bytes: &[u8]) -> Option<Ring> {
+#[must_use]
+pub fn ring(bytes: &[u8]) -> Option<Ring> {
     let (ticket, fence) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
     let digits = !fence.is_empty() && fence.bytes().all(|b| b.is_ascii_digit());
     let fence = digits.then(|| fence.parse().ok())??;

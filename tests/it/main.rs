@@ -8,13 +8,20 @@ mod cases_renewal;
 mod cases_resources;
 mod cases_turns;
 mod cases_waiters;
+/// The judge of the chaos suite; here for its tests on corrupted logs.
+#[path = "../chaos/checker/mod.rs"]
+mod checker;
 mod crashes;
 mod differential;
 mod exclusion;
 mod faults;
 mod foreign_values;
 mod full_server;
+mod fuzz_slice;
 mod gate;
+/// What it judges.
+#[path = "../chaos/history.rs"]
+mod history;
 mod idempotency;
 mod idempotency_keys;
 mod mutants;

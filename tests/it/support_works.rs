@@ -97,6 +97,16 @@ fn server_takes_arguments_and_a_password() {
 }
 
 #[test]
+fn server_has_the_environment_it_was_given() {
+    let server = Server::builder().env("FIFO_MARK", "given").start();
+    let mut link = server.connection();
+    let info: String = cmd("INFO").arg("server").query(&mut link).expect("INFO");
+    let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("its id");
+    let environ = std::fs::read(format!("/proc/{}/environ", pid.trim())).expect("its environment");
+    assert!(environ.split(|byte| *byte == 0).any(|variable| variable == b"FIFO_MARK=given"));
+}
+
+#[test]
 fn servers_do_not_share_anything() {
     let (one, other) = (Server::start(), Server::start());
     assert_ne!(one.port(), other.port());
@@ -304,6 +314,30 @@ fn frozen_proxy_hides_the_end_of_a_client() {
     assert_eq!(server.connected_clients(), 1);
     proxy.thaw();
     eventually(LONG, "the server sees the end", || server.connected_clients() == 0);
+}
+
+#[test]
+fn proxy_changes_requests_and_takes_faults_back() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.addr());
+    let mut before = connect(&proxy.url()).expect("a connection");
+    proxy.rewrite_requests(|request| {
+        if request.windows(3).any(|word| word == b"old") {
+            return b"*2\r\n$4\r\nECHO\r\n$3\r\nnew\r\n".to_vec();
+        }
+        request
+    });
+    let mut connection = connect(&proxy.url()).expect("a connection");
+    let echo = |connection: &mut Connection, text: &str| -> String {
+        cmd("ECHO").arg(text).query(connection).expect("an echo")
+    };
+    assert_eq!(echo(&mut connection, "old"), "new");
+    assert_eq!(echo(&mut connection, "same"), "same");
+    assert_eq!(echo(&mut before, "old"), "old");
+    let fault = proxy.swallow_next_reply("ECHO", Swallow::Cut);
+    proxy.swallow_nothing();
+    assert_eq!(echo(&mut connection, "same"), "same");
+    assert!(!fault.happened());
 }
 
 #[test]

@@ -84,6 +84,7 @@ impl Proxy {
             closing: false,
             delay: Duration::ZERO,
             holds: 0,
+            rewrite: None,
             rules: Vec::new(),
             links: Vec::new(),
             threads: Vec::new(),
@@ -164,6 +165,16 @@ impl Proxy {
         fault
     }
 
+    /// Takes back all `swallow_*` that have not happened yet.
+    pub(crate) fn swallow_nothing(&self) {
+        self.shared.state().rules.clear();
+    }
+
+    /// Has every request of connections made from now on changed on its way.
+    pub(crate) fn rewrite_requests(&self, rewrite: impl Fn(Vec<u8>) -> Vec<u8> + Send + Sync + 'static) {
+        self.shared.state().rewrite = Some(Arc::new(rewrite));
+    }
+
     /// Delivers all that [`Swallow::Hold`] and [`Swallow::HoldRequest`] hold at this moment.
     pub(crate) fn release_held(&self) {
         self.change(|state| state.holds += 1);
@@ -220,6 +231,7 @@ struct State {
     delay: Duration,
     /// How often `release_held` was called.
     holds: usize,
+    rewrite: Option<Arc<Rewrite>>,
     rules: Vec<Rule>,
     links: Vec<Arc<Link>>,
     threads: Vec<JoinHandle<()>>,
@@ -228,6 +240,9 @@ struct State {
 
 /// Whether a request, as its bytes on the wire, is the one that is meant.
 type Matches = dyn Fn(&[u8]) -> bool + Send;
+
+/// What becomes of a request's bytes on the way.
+type Rewrite = dyn Fn(Vec<u8>) -> Vec<u8> + Send + Sync;
 
 /// What is to become of a message; `None` passes.
 type Fate = Option<(Swallow, Fault)>;
@@ -367,8 +382,13 @@ fn forward_requests(shared: &Arc<Shared>, link: &Arc<Link>) {
     let replies = spawn("proxy-replies", move || forward_replies(&for_thread, &link_for_thread));
     shared.state().threads.push(replies);
 
+    let rewrite = shared.state().rewrite.clone();
     let mut messages = Messages::new(&link.client);
     while let Some(request) = messages.next() {
+        let request = match &rewrite {
+            Some(rewrite) => rewrite(request),
+            None => request,
+        };
         if !shared.pass_message() {
             return;
         }

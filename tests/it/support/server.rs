@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ const SERVER_PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Clone, Default)]
 pub(crate) struct Builder {
     args: Vec<String>,
+    env: Vec<(String, OsString)>,
     aof: bool,
     password: Option<String>,
 }
@@ -33,6 +35,12 @@ impl Builder {
     /// Adds an argument for the server, as on its command line.
     pub(crate) fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
+        self
+    }
+
+    /// Sets a variable in the server's environment.
+    pub(crate) fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
         self
     }
 
@@ -332,6 +340,7 @@ impl Server {
             command.args(["--requirepass", password]);
         }
         command.args(&self.options.args);
+        command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -1,0 +1,9 @@
+//! What lies on a bell.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../properties.rs"]
+mod properties;
+
+fuzz_target!(|bytes: &[u8]| properties::ring(bytes));
