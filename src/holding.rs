@@ -222,9 +222,10 @@ fn release(holding: &Holding) -> Result<(), Error> {
             }
             Ok(Reply::Already { next }) => {
                 room.hear(settings, next, None);
-                // Only a release of ours can have come first. The server remembers lost leases for `idle`, so an
-                // answer later than that, or one to the first release we send, may have forgotten that it was lost.
-                let forgotten = sent >= holding.good_until().after(settings.idle);
+                // Only a release of ours can have come first. The server remembers lost leases for `idle`, and this
+                // one was whole when it was last proved: an answer that is here any later, or one to the first release
+                // we send, may have forgotten that it was lost.
+                let forgotten = clock::now() >= holding.proven().after(settings.idle);
                 let ours = sent_before && !holding.was_lost() && !forgotten;
                 return if ours { Ok(()) } else { Err(holding.lost_error()) };
             }

@@ -256,7 +256,11 @@ impl Room {
                 Ok(Reply::Released { next: Some(named) }) => {
                     errand = self.state.lock().hear(&named, Some(sent));
                 }
-                Ok(Reply::Abandoned { next: Some(named) } | Reply::Already { next: Some(named) }) => {
+                Ok(
+                    Reply::Abandoned { next: Some(named) }
+                    | Reply::Already { next: Some(named) }
+                    | Reply::Lost { next: Some(named) },
+                ) => {
                     errand = self.state.lock().hear(&named, None);
                 }
                 Ok(_) => {}
@@ -494,8 +498,11 @@ impl Attempt {
         let command = Command::Release { ticket: self.ticket.clone(), fence: grant.fence };
         let sent = clock::now();
         let reply = self.room.call(&self.settings, &command, sent.after(self.room.shared.call_timeout))?;
-        if let Reply::Released { next } = reply {
-            self.room.hear(&self.settings, next, Some(sent));
+        match reply {
+            Reply::Released { next } => self.room.hear(&self.settings, next, Some(sent)),
+            // To be named is to have claimed: nobody says it again.
+            Reply::Already { next } | Reply::Lost { next } => self.room.hear(&self.settings, next, None),
+            _ => {}
         }
         Ok(())
     }
