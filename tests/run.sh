@@ -117,3 +117,10 @@ rustc --version
 "$PG_BIN/postgres" --version
 
 cargo test --all-features "$@"
+
+# With arguments, somebody wants just some tests; these two are suites of their own.
+if [ "$#" -eq 0 ]; then
+    # Millions of states: only this package, and only for this, is built with optimisation.
+    cargo test --all-features --config 'profile.test.package.redis-fifo-lock.opt-level=3' --test model
+    CHAOS_SECONDS="${CHAOS_SECONDS:-90}" cargo test --all-features --test chaos
+fi

@@ -36,10 +36,9 @@ impl<'a> Fair<'a> {
         for bells in [true, false] {
             let mut world = *world;
             world.budget = Budget::default();
-            match self.run(world, bells) {
-                // What else a fair run breaks lies on a way that the explorer takes too, and tells shorter.
-                Err(Broken::Stuck) => return Err(Broken::Stuck),
-                Err(_) | Ok(()) => {}
+            // What else a fair run breaks lies on a way that the explorer takes too, and tells shorter.
+            if let Err(Broken::Stuck) = self.run(world, bells) {
+                return Err(Broken::Stuck);
             }
         }
         Ok(())
@@ -80,7 +79,7 @@ impl<'a> Fair<'a> {
 
     /// All that is on its way arrives, but for late calls that never do.
     fn arrive(&self, world: &mut World, bells: bool) -> Result<(), Broken> {
-        while world.ghosts.len() > 0 {
+        while !world.ghosts.is_empty() {
             if bells {
                 self.act(world, Step::Haunt(0))?;
             } else {

@@ -32,8 +32,13 @@
 //!   not be.
 //!
 //! Bounds: how often each mishap may happen in a run ([`Budget`]) and how many calls are on their way at once; a step that
-//! would need one more call waits. `MODEL_BOUND=large cargo test --test model -- --nocapture` raises them. Every run prints
+//! would need one more call waits. `MODEL_BOUND=large cargo test --release --test model -- --nocapture` raises them; `tests/run.sh` runs the small bound. Every run prints
 //! its number of states and steps, its depth, its time, and how often each kind of step was taken.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "the index is the name of a client or ticket, used in several arrays"
+)]
 
 mod explore;
 mod fair;

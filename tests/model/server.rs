@@ -148,7 +148,7 @@ impl Names {
         for fence in &state.lost {
             server.lost.push(num(*fence));
         }
-        if self.forgets && server.lost.len() > 0 {
+        if self.forgets && !server.lost.is_empty() {
             server.lost_expires = ticks(state.lost_expires);
         }
         for (index, client) in self.clients.iter().enumerate() {

@@ -563,7 +563,7 @@ impl World {
         self.visit(shape, &mut known);
         self.server.lost.retain(|fence| known.fences.contains(fence));
         self.displaced.retain(|fence| known.fences.contains(fence));
-        if self.server.lost.len() == 0 {
+        if self.server.lost.is_empty() {
             self.server.lost_expires = NEVER;
         }
         self.visit(shape, &mut Rank::new(&known, self.back(shape)));
