@@ -1,7 +1,7 @@
 //! The classic: A holds the lock and pauses, B takes over, A wakes and writes. The store refuses A's write.
 //!
 //! `cargo run --example stale_writer` needs nothing but Rust: the server is inside the process. With `REDIS_URL` set, the
-//! same program runs on that Redis.
+//! same program runs on that Redis. `--features sqlite` adds the second half, where the store is an SQLite table.
 
 use std::error::Error;
 use std::thread;
@@ -13,7 +13,13 @@ use redis_fifo_lock::{ClientBuilder, LockClient, LockGuard, MemoryServer};
 fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::find();
     println!("1. The store is the server of the lock: a gate compares the fence in the step that writes\n");
-    behind_a_gate(&server)
+    behind_a_gate(&server)?;
+    #[cfg(feature = "sqlite")]
+    {
+        println!("2. The store is an SQLite table: each row keeps the newest fence it was written with\n");
+        in_a_table(&server)?;
+    }
+    Ok(())
 }
 
 /// A and B write a key through a gate.
@@ -45,6 +51,37 @@ fn behind_a_gate(server: &Server) -> Result<(), Box<dyn Error>> {
 
     assert!(a.unlock().is_err(), "A learns that it lost the lock");
     gate.apply(b.fence(), |tx| _ = tx.del(&target))?;
+    b.unlock()?;
+    Ok(())
+}
+
+/// A and B write a row of a table.
+#[cfg(feature = "sqlite")]
+fn in_a_table(server: &Server) -> Result<(), Box<dyn Error>> {
+    use redis_fifo_lock::sql::Fenced;
+    use redis_fifo_lock::sql::sqlite::FencedTable;
+    use redis_fifo_lock::sql::sqlite::rusqlite::Connection;
+
+    let db = Connection::open_in_memory()?;
+    db.execute_batch("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER)")?;
+    db.execute_batch("INSERT INTO accounts VALUES (1, 0)")?;
+    let accounts = FencedTable::builder("accounts").build()?;
+    db.execute_batch(&accounts.add_column())?; // once, in a migration
+
+    let (a, b) = takeover(server, &format!("stale-writer-table-{}", std::process::id()))?;
+    let written = accounts.update(&db, b.fence(), &[("id", &1)], &[("balance", &100)])?;
+    println!("   B (fence {}) writes: {written:?}", b.fence());
+    assert_eq!(written, Fenced::Applied { rows: 1 });
+    // A table knows of a successor only by its writes, so here B has to come first. The gate above is bound to the lock
+    // and refused A before that.
+    let refused = accounts.update(&db, a.fence(), &[("id", &1)], &[("balance", &-1)])?;
+    println!("   A (fence {}) wakes and writes: {refused:?}", a.fence());
+    assert_eq!(refused, Fenced::Stale { newest: b.fence() });
+    let balance: i64 = db.query_row("SELECT balance FROM accounts WHERE id = 1", [], |row| row.get(0))?;
+    assert_eq!(balance, 100);
+    println!("   the balance is {balance}\n");
+
+    assert!(a.unlock().is_err(), "A learns that it lost the lock");
     b.unlock()?;
     Ok(())
 }

@@ -44,6 +44,8 @@
 //! |---|---|
 //! | `serde` | `Serialize` and `Deserialize` for [`Fence`] |
 //! | `idempotency` | jobs that are done once, and their keys |
+//! | `postgres` | fenced writes to PostgreSQL |
+//! | `sqlite` | fenced writes to SQLite; `sqlite-bundled` brings an SQLite along |
 
 mod backoff;
 mod client;
