@@ -98,7 +98,8 @@ fn server_takes_arguments_and_a_password() {
 
 #[test]
 fn server_has_the_environment_it_was_given() {
-    let server = Server::builder().env("FIFO_MARK", "given").start();
+    // A title would be written over what /proc shows of the environment.
+    let server = Server::builder().env("FIFO_MARK", "given").arg("--set-proc-title").arg("no").start();
     let mut link = server.connection();
     let info: String = cmd("INFO").arg("server").query(&mut link).expect("INFO");
     let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("its id");
