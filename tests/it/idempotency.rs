@@ -206,7 +206,7 @@ fn exactly_one_of_twenty_racers_reclaims_the_job_of_a_killed_worker() {
 fn whoever_ends_or_reclaims_first_the_job_is_done_once() {
     let server = Server::start();
     for (engine, client) in engines(&server) {
-        let rounds = if engine == "redis" { 2500 } else { 5000 };
+        let rounds = 5000;
         let (a, b) = (client.clone().build().expect("a client"), client.build().expect("a client"));
         let (lock_a, lock_b) = (a.fifo_lock("x").expect("a lock"), b.fifo_lock("x").expect("a lock"));
         let (a, b) =
