@@ -224,7 +224,11 @@ pub(crate) fn explore(model: &Model) -> Report {
                 reached.pack(&model.shape, &mut bytes);
                 if let std::collections::hash_map::Entry::Vacant(new) = before.entry(fingerprint(&bytes)) {
                     new.insert(print);
-                    assert_eq!(World::unpack(&model.shape, &bytes), reached, "all that counts is written down");
+                    assert_eq!(
+                        World::unpack(&model.shape, &bytes),
+                        reached,
+                        "all that counts is written down"
+                    );
                     next.push(&bytes);
                 }
             }
