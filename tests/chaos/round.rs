@@ -322,7 +322,9 @@ impl Round {
             Fault::Freeze { slot } => self.proxies(slot).for_each(Proxy::thaw),
             Fault::Delay { slot, .. } => self.proxies(slot).for_each(|proxy| proxy.delay(Duration::ZERO)),
             Fault::OutOfMemory => self.server.set_maxmemory(0),
-            Fault::Swallow { slot, how: Swallow::Hold, .. } => self.slots[slot].proxy.release_held(),
+            Fault::Swallow { slot, how: Swallow::Hold | Swallow::HoldRequest, .. } => {
+                self.slots[slot].proxy.release_held()
+            }
             _ => {}
         }
         let happened = match evidence {

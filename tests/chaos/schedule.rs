@@ -58,7 +58,7 @@ pub(crate) enum Fault {
 
 impl Fault {
     /// The name under which it is counted; all that a run has to show.
-    pub(crate) const NAMES: [&str; 19] = [
+    pub(crate) const NAMES: [&str; 20] = [
         "SIGKILL",
         "SIGSTOP past the lease",
         "connections cut",
@@ -67,6 +67,7 @@ impl Fault {
         "reply lost, cut",
         "reply held",
         "request lost, cut",
+        "request held",
         "ring lost",
         "latency",
         "CLIENT KILL of all",
@@ -91,6 +92,7 @@ impl Fault {
             Fault::Swallow { how: Swallow::Cut, .. } => "reply lost, cut",
             Fault::Swallow { how: Swallow::Hold, .. } => "reply held",
             Fault::Swallow { how: Swallow::CutBefore, .. } => "request lost, cut",
+            Fault::Swallow { how: Swallow::HoldRequest, .. } => "request held",
             Fault::Delay { .. } => "latency",
             Fault::ClientKill => "CLIENT KILL of all",
             Fault::ScriptFlush => "SCRIPT FLUSH",
@@ -144,7 +146,7 @@ pub(crate) fn schedule(seed: u64, length: Duration, slots: usize) -> Vec<Step> {
 }
 
 /// Cards in the deck: the names, with the swallowed ring once for each way to lose it, and the clock both ways.
-const DECK: u64 = 21;
+const DECK: u64 = 22;
 
 /// Gives the fault of a card, and for how many milliseconds it lasts.
 fn fault(card: u64, random: &mut Random, forward: &mut bool, slots: u64) -> (Fault, u64) {
@@ -180,6 +182,7 @@ fn fault(card: u64, random: &mut Random, forward: &mut bool, slots: u64) -> (Fau
             *forward = !*forward;
             (Fault::Clock { by_us }, 50)
         }
+        21 => swallow(Swallow::HoldRequest, false),
         _ => unreachable!("a card of the deck"),
     }
 }
